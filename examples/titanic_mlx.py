@@ -36,7 +36,7 @@ mx.random.seed(0)
 data = given.data or make_titanic(scratch.name)
 spec = titanic_spec(data.parent if data.is_file() else data, num_samples=None)
 passengers, folds = partial(TitanicDataset, spec, template=TEMPLATE), Folds(5, kind="stratified", seed=0)
-tokenizer = train_tokenizer(passengers("train", folds=folds).texts().to_pylist())  # trained on the training fold only
+tokenizer = train_tokenizer(passengers("train", folds=folds).texts())  # trained on the training fold only
 train, val = (passengers(split, folds=folds, tokenizer=tokenizer) for split in ("train", "val"))
 print(f"{len(train)} training passengers, {len(val)} for validation, such as:\n  {train.texts()[0]}")
 

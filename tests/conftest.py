@@ -6,15 +6,20 @@ a change may be merged. Without it every run draws new examples and may find new
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
-settings.register_profile("fixed", derandomize=True)
+# No deadlines: the first example may compile a kernel, and other work may share the machine.
+settings.register_profile("default", deadline=None)
+settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 # Compiled modules are kept, also where the environment says otherwise: hundreds of tests start an interpreter, and each
@@ -31,3 +36,14 @@ os.environ["XDG_CACHE_HOME"] = _CACHE.name
 # Machine code stays from run to run: compiling all kernels takes half a minute.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels"))
 os.environ["XDG_DATA_HOME"] = f"{_CACHE.name}/data"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without garbage collection, and keep them out of those that come: they live to the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()

@@ -27,7 +27,7 @@ def keys(root: Path) -> dict[str, Any]:
     found["titanic"] = made.titanic(root).fingerprint
     for template in TEMPLATES:
         dataset = made.table(root, template, few_shot=1)
-        found[f"table {template}"] = [dataset.fingerprint, digest(dataset.texts().to_pylist())]
+        found[f"table {template}"] = [dataset.fingerprint, digest(dataset.texts())]
     engine = TextTemplateEngine()
     engine.load_templates(root / "templates.yaml")
     passengers = pd.read_csv(root / "titanic/train.csv")

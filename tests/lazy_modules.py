@@ -16,6 +16,8 @@ class LazyModule:
         self._name = name
 
     def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("_"):
+            raise AttributeError(attribute)  # what pytest asks every name of a module for must not import it
         return getattr(pytest.importorskip(self._name), attribute)
 
     def function(self, attribute: str) -> Any:

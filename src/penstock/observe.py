@@ -1,4 +1,4 @@
-"""Progress of a run: a live display on a terminal, a line every few seconds elsewhere; a table at its end.
+"""Progress of a run: a live display on a terminal, a few lines elsewhere; a table at its end.
 
     with progress_on(Console(stderr=True), Extent.of(pipeline.source), str(pipeline)) as progress:
         report = pipeline.run(progress=progress)
@@ -8,6 +8,7 @@ The thread that waits for the run calls them with snapshots; they start no threa
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,16 +22,25 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.errors import PenstockError
-from penstock.files.listing import split_suffix
 from penstock.memory.budget import format_bytes
+from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report, format_seconds
-from penstock.pipeline.stages import BlockSource, Source
-from penstock.sources.columnar import ParquetSource
+from penstock.pipeline.stages import Source
 
-__all__ = ["Extent", "LineProgress", "LiveProgress", "Rates", "closing_table", "lost_rows", "progress_on"]
+__all__ = [
+    "Extent",
+    "LineProgress",
+    "LiveProgress",
+    "Rates",
+    "closing_table",
+    "lost_rows",
+    "pipeline_progress",
+    "progress_on",
+]
 
-_LINE_SECONDS = 5.0
-_WINDOW_SECONDS = 5.0
+_log = logging.getLogger(__name__)
+_LINE_SECONDS, _LONGEST_LINE_SECONDS = 5.0, 600.0
+_WINDOW_SECONDS, _WINDOW_SHARE = 5.0, 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +51,6 @@ class Extent:
     file_bytes: int | None = None
     """Size of the files on disk, compressed or not."""
     rows: int | None = None
-    readable_bytes: int | None = None
-    """Bytes that the source will have read at its end; known if it reads files that are not compressed."""
 
     @classmethod
     def of(cls, source: Source) -> Self:
@@ -50,19 +58,13 @@ class Extent:
         files = getattr(source, "files", None)
         if not isinstance(files, list):
             return cls(rows=_known_rows(source))
-        size = sum(file.stat().st_size for file in files)
-        uncompressed = (
-            isinstance(source, BlockSource)
-            and not isinstance(source, ParquetSource)
-            and not any(split_suffix(file)[1] for file in files)
-        )
-        return cls(len(files), size, _known_rows(source), size if uncompressed else None)
+        return cls(len(files), sum(file.stat().st_size for file in files), _known_rows(source))
 
     def share(self, snapshot: Mapping[str, Any]) -> float | None:
-        """Share of the input that has been read, from 0 to 1; None if the size is not known."""
-        for whole, read in ((self.rows, snapshot["rows_in"]), (self.readable_bytes, snapshot["bytes_in"])):
-            if whole:
-                return min(1.0, float(read) / whole)
+        """Share of the input whose rows have come out of the pipeline, from 0 to 1; None if the size is not known."""
+        for whole, done in ((self.rows, snapshot["rows_done"]), (self.file_bytes, snapshot["file_bytes_done"])):
+            if whole and done is not None:
+                return min(1.0, float(done) / whole)
         return None
 
 
@@ -75,18 +77,19 @@ class _Mark:
 
 
 class Rates:
-    """Speed over the last few seconds, from snapshots."""
+    """Speed over the last few seconds, or the last fifth of a longer run, from snapshots."""
 
     def __init__(self, extent: Extent) -> None:
         self._extent = extent
         self._marks: deque[_Mark] = deque()
 
     def add(self, snapshot: Mapping[str, Any]) -> None:
-        now = _Mark(snapshot["seconds"], snapshot["rows_in"], snapshot["bytes_in"], self._extent.share(snapshot))
+        now = _Mark(snapshot["seconds"], snapshot["rows_done"], snapshot["bytes_in"], self._extent.share(snapshot))
         if not now.nbytes:
             self._marks.clear()  # the time before the first row (a scan for the schema) is not part of the speed
         self._marks.append(now)
-        while len(self._marks) > 2 and now.seconds - self._marks[1].seconds >= _WINDOW_SECONDS:
+        window = max(_WINDOW_SECONDS, _WINDOW_SHARE * now.seconds)
+        while len(self._marks) > 2 and now.seconds - self._marks[1].seconds >= window:
             self._marks.popleft()
 
     @property
@@ -99,15 +102,17 @@ class Rates:
 
     @property
     def share(self) -> float | None:
-        """Share of the input that has been read, from 0 to 1."""
+        """Share of the input that is done, from 0 to 1."""
         return self._marks[-1].share if self._marks else None
 
     @property
     def seconds_left(self) -> float | None:
         """Remaining time at the current speed; None while speed or size is not known."""
         share = self.share
+        if share is None or len(self._marks) < 2:
+            return None  # one snapshot of a resumed run has a share, and no speed
         speed = self._per_second(lambda mark: mark.share or 0.0)
-        return (1.0 - share) / speed if share is not None and speed > 0 else None
+        return (1.0 - share) / speed if speed > 0 else None
 
     def _per_second(self, figure: Callable[[_Mark], float]) -> float:
         if not self._marks:
@@ -121,6 +126,18 @@ class Rates:
 def progress_on(console: Console, extent: Extent, title: str) -> LiveProgress | LineProgress:
     """A live display if the console is a terminal, else lines for a log file."""
     return LiveProgress(console, extent, title) if console.is_terminal else LineProgress(console, extent)
+
+
+def pipeline_progress(pipeline: Pipeline) -> LiveProgress | LineProgress:
+    """Progress of a pipeline inside a program: live if standard error is a terminal, else lines of its log, or, where
+    that takes no lines of level INFO, on standard error."""
+    console, extent = Console(stderr=True), Extent.of(pipeline.source)
+    if console.is_terminal:
+        return LiveProgress(console, extent, str(pipeline))
+    if _log.isEnabledFor(logging.INFO):
+        return LineProgress(lambda line: _log.info("%r: %s", pipeline.source, line), extent)
+    write = _print_on(console)
+    return LineProgress(lambda line: write(f"penstock: {pipeline.source!r}: {line}"), extent)
 
 
 class LiveProgress:
@@ -146,42 +163,39 @@ class LiveProgress:
     def _drawn(self, snapshot: Mapping[str, Any]) -> RenderableType:
         used, limit = snapshot["memory"]["used"], snapshot["memory"]["limit"]
         bars = Table.grid(padding=(0, 2))
-        bars.add_row("read  ", *_bar(self._rates.share, "cyan"), Text(_timing(snapshot, self._rates)))
+        bars.add_row("done  ", *_bar(self._rates.share, "cyan"), Text(_timing(snapshot, self._rates)))
         bars.add_row("memory", *_bar(used / limit, "magenta"), Text(_memory(snapshot)))
         return Group(
             Text(self._title, style="bold", no_wrap=True, overflow="ellipsis"),
             bars,
             Text(f"rows    {_rows(snapshot)}"),
-            Text(f"speed   {_speed(self._rates)}, {_workers(snapshot)}"),
+            Text(f"speed   {', '.join([*_speed(self._rates), _workers(snapshot)])}"),
             Text(snapshot["bottleneck"], style="yellow"),
         )
 
 
 class LineProgress:
-    """One line of plain text every few seconds."""
+    """Short lines of plain text: after some seconds, then less and less often.
 
-    def __init__(self, console: Console, extent: Extent, *, every_seconds: float = _LINE_SECONDS) -> None:
-        self._console = console
+    `write` is a console, or a function that takes a line.
+    """
+
+    def __init__(
+        self, write: Console | Callable[[str], object], extent: Extent, *, first_seconds: float = _LINE_SECONDS
+    ) -> None:
+        self._write = _print_on(write) if isinstance(write, Console) else write
         self._rates = Rates(extent)
-        self._every_seconds = every_seconds
-        self._next_at = every_seconds
+        self._first_seconds = self._next_at = first_seconds
 
     def __call__(self, snapshot: Mapping[str, Any]) -> None:
         self._rates.add(snapshot)
         if snapshot["seconds"] < self._next_at:
             return
-        self._next_at = snapshot["seconds"] + self._every_seconds
+        seconds = snapshot["seconds"]
+        self._next_at = seconds + min(max(self._first_seconds, seconds / 2), _LONGEST_LINE_SECONDS)
         share = self._rates.share
-        parts = [
-            *([f"{share:.0%} read"] if share is not None else []),
-            _timing(snapshot, self._rates),
-            f"rows {_rows(snapshot)}",
-            _speed(self._rates),
-            f"memory {_memory(snapshot)}",
-            _workers(snapshot),
-            snapshot["bottleneck"],
-        ]
-        self._console.print("; ".join(parts), markup=False, highlight=False, soft_wrap=True)
+        done = [f"{share:.0%} done"] if share is not None else []
+        self._write("; ".join([*done, _timing(snapshot, self._rates), f"rows {_rows(snapshot)}", *_speed(self._rates)]))
 
     def __enter__(self) -> Self:
         return self
@@ -199,6 +213,10 @@ def closing_table(report: Report, *, budget_bytes: int) -> Table:
     for label, figure, remark in report.lines(budget_bytes=budget_bytes):
         table.add_row(label, figure, Text(remark))
     return table
+
+
+def _print_on(console: Console) -> Callable[[str], object]:
+    return lambda line: console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _bar(share: float | None, colour: str) -> tuple[RenderableType, RenderableType]:
@@ -227,8 +245,13 @@ def _rows(snapshot: Mapping[str, Any]) -> str:
     return text
 
 
-def _speed(rates: Rates) -> str:
-    return f"{rates.rows_per_second:,.0f} rows/s, {rates.bytes_per_second / 1e6:,.1f} MB/s"
+def _speed(rates: Rates) -> list[str]:
+    """Rows and bytes per second; none of what stands still, such as reading after the last byte."""
+    rows, megabytes = rates.rows_per_second, rates.bytes_per_second / 1e6
+    return [
+        *([f"{rows:,.0f} rows/s"] if rows >= 0.5 else []),
+        *([f"{megabytes:,.1f} MB/s"] if megabytes >= 0.05 else []),
+    ]
 
 
 def _workers(snapshot: Mapping[str, Any]) -> str:

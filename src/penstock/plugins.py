@@ -11,6 +11,9 @@ In the other package's `pyproject.toml`:
     [project.entry-points."penstock.datasets"]
     my-competition = "my_package:MyDataset"    # a penstock.datasets.KaggleDataset
 
+    [project.entry-points."penstock.metrics"]
+    wmae = "my_package:WMAE"      # a penstock.datasets.Metric
+
 A plugin is imported when it is used by name; formats are imported when a file is opened by its suffix.
 """
 
@@ -27,7 +30,7 @@ from penstock.errors import PluginError
 
 __all__ = ["GROUPS", "Format", "Plugin", "find", "formats", "installed"]
 
-GROUPS = ("sources", "transforms", "sinks", "formats", "datasets")
+GROUPS = ("sources", "transforms", "sinks", "formats", "datasets", "metrics")
 
 
 @dataclass(frozen=True, slots=True)

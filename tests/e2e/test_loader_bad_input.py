@@ -201,6 +201,22 @@ def test_a_shard_that_is_rewritten_under_a_running_loader_is_noticed(
         list(running)
 
 
+@pytest.mark.parametrize("suffix", [".arrow", ".index"])
+@pytest.mark.parametrize("use", [list, lambda running: next(running)], ids=["all", "next"])
+def test_a_shard_that_is_truncated_under_a_running_loader_is_noticed_before_it_is_touched(
+    store: Path, suffix: str, use: Any
+) -> None:
+    loader = make(store, prefetch=0)
+    running = iter(loader)
+    next(running)
+    for file in store.rglob(f"*{suffix}"):
+        os.truncate(file, 0)
+    with pytest.raises(DataError, match="shard was changed"):
+        use(running)
+    with pytest.raises(DataError, match="shard"):
+        loader[2]
+
+
 @pytest.mark.parametrize(
     "use", [lambda loader: loader.get_batch(), lambda loader: loader[0]], ids=["get_batch", "item"]
 )

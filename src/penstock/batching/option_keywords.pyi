@@ -17,6 +17,7 @@ class LoaderOptions(TypedDict, total=False):
     drop_last: bool
     budget: MemoryBudget | int | str | None
     cache_dir: PathLike | None
+    progress: bool
     verify: Verify
     backend: str
     device: Any

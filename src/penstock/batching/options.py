@@ -103,6 +103,7 @@ class Options(Shard, Padding, Output):
     drop_last: bool = option(False, "leave out samples that do not fill a global batch at the end of an epoch")
     budget: MemoryBudget | int | str | None = option(None, "memory for prefetched batches: bytes, '1 GiB', or a budget")
     cache_dir: PathLike | None = option(None, "directory for stores made from raw files")
+    progress: bool = option(True, "show progress while raw files are prepared: live on a terminal, else a few lines")
     verify: Verify = option("fast", "checks of a store when it is opened; see `open_store`")
 
     def __post_init__(self) -> None:
@@ -110,7 +111,7 @@ class Options(Shard, Padding, Output):
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), least)
-        for name in ("shuffle", "drop_last", "padding_free", "pin_memory"):
+        for name in ("shuffle", "drop_last", "padding_free", "pin_memory", "progress"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):

@@ -2,6 +2,7 @@
 
     main           the commands
     options        shared options, and the decorator of every command
+    advice         errors in the words of the command line
     console        output, tables, errors and exit codes
     pipeline_file  the YAML file of `penstock run`
 

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from penstock._suggest import did_you_mean
 from penstock.cli.console import emit, fact_table, print_json, print_table, say, table, warn
-from penstock.cli.options import DebugOption, JsonOption, command
+from penstock.cli.options import CommandGroup, DebugOption, JsonOption, command
 from penstock.errors import ConfigError, DataError, PenstockError
 
 if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs none of it
@@ -30,6 +30,7 @@ if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs no
 
 competitions = typer.Typer(
     name="competitions",
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Register the data of competitions, and list them.",

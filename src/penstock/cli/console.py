@@ -115,8 +115,13 @@ class _ConsoleHandler(logging.Handler):
 
 
 @contextlib.contextmanager
-def report_errors(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
-    """Turn errors that users can fix into a message and an exit code; bugs keep their traceback."""
+def report_errors(
+    *, debug: bool, stopped: str = "stopped", wording: Callable[[str], str] = lambda message: message
+) -> Iterator[None]:
+    """Turn errors that users can fix into a message and an exit code; bugs keep their traceback.
+
+    `wording` puts advice of the library in the words of the command.
+    """
     try:
         yield
     except KeyboardInterrupt:
@@ -130,7 +135,7 @@ def report_errors(*, debug: bool, stopped: str = "stopped") -> Iterator[None]:
         if isinstance(error, OSError) and error.strerror and error.filename:
             warn(f"{error.strerror}: {str(error.filename)!r}")
         else:
-            warn(str(error) or type(error).__name__)
+            warn(wording(str(error)) or type(error).__name__)
         raise typer.Exit(1) from None
 
 

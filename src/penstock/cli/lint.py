@@ -36,7 +36,7 @@ class LintFinding:
 
 @command(["tokenizer", "template", "chat", "preference", "max_length"])
 def lint(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, directories or globs of chats.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files, directories or globs of chats.")],
     recipe: Any,
     explained: Annotated[
         int | None, typer.Option("--explain", metavar="ROW", min=0, help="Show where each part of this row ends up.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -11,23 +12,33 @@ from typer.main import get_command, get_group
 
 from penstock import __version__
 
-COMMANDS = {
-    "run": "Run the pipeline that a YAML file describes.",
-    "prepare": "Tokenize files into a store that training reads at random.",
-    "show": "Print the tokens of a row, supervised ones in green.",
-    "lint": "Check every row of a chat data set.",
-    "info": "Show rows, tokens, lengths and columns of a store.",
-    "versions": "List the versions of a store, compare or check them out.",
-    "plan": "Count steps, tokens, padding and packing of a loader.",
-    "trace": "Show which rows make up a step, or which steps use a row.",
-    "verify-resume": "Stop and resume a loader, and compare its batches.",
-    "probe-isolation": "Check that documents of a packed batch are isolated.",
-    "bench": "Measure batches and tokens per second of a loader.",
-    "plugins": "List the built-in stages and those of installed plugins.",
-    "queue": "Show, purge or examine a filesystem queue.",
-    "competitions": "Register the data of competitions, and list them.",
+GROUPS = {
+    "Prepare data": {
+        "prepare": "Tokenize files into a store that training reads at random.",
+        "lint": "Check every row of a chat data set.",
+        "show": "Print the tokens of a row, supervised ones in green.",
+        "info": "Show rows, tokens, lengths and columns of a store.",
+        "versions": "List the versions of a store, compare or check them out.",
+    },
+    "Check a loader before training": {
+        "plan": "Count steps, tokens, padding and packing of a loader.",
+        "trace": "Show which rows make up a step, or which steps use a row.",
+        "verify-resume": "Stop and resume a loader, and compare its batches.",
+        "probe-isolation": "Check that documents of a packed batch are isolated.",
+        "bench": "Measure batches and tokens per second of a loader.",
+    },
+    "Run pipelines and queues": {
+        "run": "Run the pipeline that a YAML file describes.",
+        "plugins": "List the built-in stages and those of installed plugins.",
+        "queue": "Show, purge or examine a filesystem queue.",
+    },
+    "Competitions": {
+        "competitions": "Register the data of competitions, and list them.",
+    },
 }
-"""Summaries of the commands; `verify-resume` is `verify_resume` in the module `verify_resume`."""
+"""Summaries of the commands, by group; `verify-resume` is `verify_resume` in the module `verify_resume`."""
+_NAME_WIDTH = 16
+COMMANDS = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 
 class _Commands(TyperGroup):
@@ -49,15 +60,27 @@ class _Commands(TyperGroup):
         return get_command(alone)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for group, commands in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(_NAME_WIDTH), summary) for name, summary in commands.items()])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        """Names with their summaries, for the shell; and options, as every command has them."""
+        from typer.core import CompletionItem  # type: ignore[attr-defined]  # typer's own, which it does not list
+
+        names = [name for name in COMMANDS if name.startswith(incomplete)]
+        options = super(TyperGroup, self).shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=COMMANDS[name]) for name in names] + options
 
 
 app = typer.Typer(
     name="penstock",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "max_content_width": shutil.get_terminal_size().columns,
+    },
     rich_markup_mode=None,  # the help shows YAML, whose brackets are no markup
     pretty_exceptions_enable=False,
 )

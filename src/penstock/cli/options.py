@@ -14,8 +14,10 @@ from typing import Annotated, Any
 import orjson
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from penstock.chat.templates import BUILT_IN
+from penstock.cli.advice import command_wording
 from penstock.cli.console import log_lines, report_errors
 from penstock.corpus.quality.filters import FILTERS
 from penstock.corpus.recipe import Recipe
@@ -89,6 +91,17 @@ _CHAT_OPTIONS: dict[str, tuple[Any, Any]] = {
 _TEXTS = ("now", "end_of_turn")
 _LISTS = ("allow_lost", "special_tokens")
 _MAPPINGS = ("variables", "gate")
+_WHOLE = 10_000
+"""Characters of a summary."""
+
+
+class CommandGroup(TyperGroup):
+    """Group of commands whose help has their summaries in full."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, found.get_short_help_str(_WHOLE)) for name, found in commands if found])
 
 
 def command(recipe: Sequence[str] = (), *, stopped: str = "stopped") -> Callable[..., Callable[..., None]]:
@@ -109,13 +122,15 @@ def command(recipe: Sequence[str] = (), *, stopped: str = "stopped") -> Callable
         if not takes_debug:
             parameters.append(_parameter("debug", DebugOption, default=False))
 
+        wording = command_wording(parameters)
+
         @functools.wraps(function)
         def reporting(*, debug: bool = False, **given: Any) -> None:
             if takes_recipe:
                 given["recipe"] = _recipe_keywords(recipe, given)
             if takes_debug:
                 given["debug"] = debug
-            with report_errors(debug=debug, stopped=stopped):
+            with report_errors(debug=debug, stopped=stopped, wording=wording):
                 function(**given)
 
         ordered = [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters]

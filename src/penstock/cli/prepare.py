@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 from collections.abc import Iterator
 from dataclasses import fields
@@ -20,13 +19,13 @@ from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
-from penstock.pipeline import Pipeline, PipelineConfig
+from penstock.pipeline import PipelineConfig
 from penstock.store import describe
 
 
 @command([field.name for field in fields(Recipe) if field.init], stopped="stopped; the same command resumes")
 def prepare(
-    inputs: Annotated[list[str], typer.Argument(metavar="IN...", help="Files, directories or globs.")],
+    inputs: Annotated[list[str], typer.Argument(metavar="IN", help="Files, directories or globs.")],
     out: Annotated[Path, typer.Option(metavar="STORE", help="Directory of the store.")],
     recipe: Any,
     mode: Annotated[
@@ -62,7 +61,7 @@ def prepare(
             config=PipelineConfig(workers=workers or "auto", on_error=on_error, quarantine=quarantine),  # type: ignore[arg-type]
             budget=memory,
             wait_seconds=wait_seconds,
-            progress=None if quiet else _progress(console),
+            progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
         )
     if as_json:
         print_json(_facts(prepared), indent=False)
@@ -72,15 +71,6 @@ def prepare(
         else:
             print_table(closing_table(prepared.report, budget_bytes=memory.capacity))
         print_table(store_table(_facts(prepared)["store"], prepared.tokens_per_second))
-
-
-def _progress(console: Console) -> Any:
-    @contextlib.contextmanager
-    def shown(pipeline: Pipeline) -> Iterator[Any]:
-        with progress_on(console, Extent.of(pipeline.source), str(pipeline)) as progress:
-            yield progress
-
-    return shown
 
 
 def _facts(prepared: Prepared) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.console import count, emit, fact_table, output, print_json, print_table, say, table, warn
-from penstock.cli.options import JsonOption, command
+from penstock.cli.options import CommandGroup, JsonOption, command
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue import queue as queues
 from penstock.fsqueue.doctor import Diagnosis, Finding, examine
@@ -28,6 +28,7 @@ from penstock.pipeline.report import format_seconds
 
 queue = typer.Typer(
     name="queue",
+    cls=CommandGroup,
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Show, purge or examine a filesystem queue.",

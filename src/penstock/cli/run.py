@@ -136,9 +136,7 @@ def _run(described: PipelineFile, extent: Extent, *, quiet: bool) -> Report:
         fit_transforms(pipeline, described.to_fit, None if quiet else console)
         if quiet:
             return pipeline.run(described.checkpoint)
-        # After a resume the figures of a snapshot start in the middle, so the rest is unknown.
-        whole = Extent() if _resumes(described) else extent
-        with progress_on(console, whole, str(pipeline)) as progress:
+        with progress_on(console, extent, str(pipeline)) as progress:
             return pipeline.run(described.checkpoint, progress=progress)
 
 

@@ -73,7 +73,7 @@ class _Kernel(Generic[P, R]):
                 return cast(R, run_plain(self.plain(), given))
         if self._compiled is None and not _said and not self._cached():
             _said.append(self._function.__name__)
-            log.info(
+            log.warning(  # people wait for it, also those who asked for no progress
                 "numba compiles the rules for text, which takes up to a minute; later runs load them from %s",
                 cache_directory(),
             )

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -21,10 +21,14 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.memory import MemoryBudget
-from penstock.pipeline import Pipeline, PipelineConfig, Report, Source
+from penstock.pipeline import Pipeline, PipelineConfig, Report
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.checkpoint import load_checkpoint
+from penstock.pipeline.stages import Stateful
 from penstock.sinks import StoreSink
+from penstock.sources import StoreSource
+from penstock.sources.by_suffix import SourceFiles
+from penstock.sources.inputs import Input, fingerprints_of
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
 
@@ -96,7 +100,7 @@ class _Job:
 
 
 def prepare(
-    inputs: PathLike | Iterable[PathLike] | Source,
+    inputs: Input,
     out: PathLike,
     recipe: Recipe,
     *,
@@ -110,38 +114,42 @@ def prepare(
 
         prepare("corpus/*.jsonl", "corpus.store", Recipe(tokenizer="model/", filters=["gopher"], dedup=["exact"]))
 
-    The same call resumes a run that was killed. If several processes want the same store, one makes it; the others wait
-    up to `wait_seconds` for it, or raise. A store made of a source that was given as an object is not recognised again.
+    `inputs` are paths, or data in any form that `open_source` takes. The same call resumes a run that was killed. If
+    several processes want the same store, one makes it; the others wait up to `wait_seconds` for it, or raise. A store
+    made of an iterator, whose content is not known before it is read, is not recognised again.
     `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
     """
     target = require_local(out, "out")
-    if hasattr(inputs, "next_batch"):
-        opened, files = OpenedRecipe(recipe, inputs), _Inputs(())
-    else:
-        opened = OpenedRecipe.of(recipe, cast(Any, inputs))
-        files = _Inputs(opened.files)
+    opened = OpenedRecipe.of(recipe, inputs)
+    files = _Inputs.of(opened)
     chosen = config or PipelineConfig()
     job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, inputs=files)
     return _make(job, wait_seconds, progress)
 
 
 def prepare_cached(
-    inputs: Sequence[PathLike],
+    inputs: Input,
     home: Path,
     recipe: Recipe,
     *,
     config: PipelineConfig | None = None,
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = _LONGEST_WAIT,
+    progress: Progress | None = None,
 ) -> Prepared:
-    """The store of some files below `home`, named by its key; made if it does not exist.
+    """The store of some files or data below `home`, named by its key; made if it does not exist.
 
     The first process makes it; others wait for it. The key of a store is noted under the hash of the request, so that
     a store that exists is found without a look at the rows and without parsing the tokenizer.
     """
     chosen = config or PipelineConfig()
     opened = OpenedRecipe.of(recipe, inputs)
-    files = _Inputs(opened.files)
+    files = _Inputs.of(opened)
+    if not files.fingerprints:
+        raise ConfigError(
+            f"the content of {opened.given!r} is not known before it is read, so its store cannot be found again; pass "
+            "streaming=True, or make a store with penstock.prepare(data, 'name.store', Recipe(...)) and open that"
+        )
     request = opened.request(files.fingerprints, chosen.on_error)
     note = None if request is None else home.with_name(_NOTES) / request
     if note is not None and (found := _noted(note, home)) is not None:
@@ -151,7 +159,7 @@ def prepare_cached(
     if key is None:
         raise ConfigError("the recipe has no key, so its store cannot be cached; use prepare(...)")
     job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
-    prepared = _make(job, wait_seconds, None)
+    prepared = _make(job, wait_seconds, progress)
     if note is not None:
         try:
             note.parent.mkdir(parents=True, exist_ok=True)
@@ -160,7 +168,8 @@ def prepare_cached(
             _log.warning("%s: the store is complete, but its key could not be noted (%s)", note, error)
     if prepared.dropped_tokens:
         losses = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in prepared.dropped_tokens.items())
-        _log.warning("%s: dropped tokens while preparing: %s", ", ".join(map(str, inputs)), losses)
+        shown = ", ".join(map(str, inputs)) if isinstance(inputs, list) else repr(opened.given)
+        _log.warning("%s: dropped tokens while preparing: %s", shown, losses)
     return prepared
 
 
@@ -185,6 +194,8 @@ def _work_directory(out: Path) -> Path:
 def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared:
     job.out.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(job.work.with_name(f"{job.work.name}.lock")) as lock:
+        if not lock.acquire() and wait_seconds > 0:
+            _log.info("%s prepares %s; waiting for it", lock.owner(), job.out)
         if not lock.acquire(wait_seconds):
             raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another path")
         return _prepare(job, progress)
@@ -209,13 +220,14 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     options = {"mode": job.mode, "tokens": steps.tokens, "mask": steps.mask, "lineage": lineage}
     sink = _CheckedSink(job.out, check=job.inputs.check, **options)
     before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
+    resumable = checkpoint if isinstance(job.opened.source, Stateful) else None
     pipeline = Pipeline(job.opened.source, steps.transforms, sink, config=job.config, budget=job.budget)
     try:
         if progress is None:
-            report = pipeline.run(checkpoint)
+            report = pipeline.run(resumable)
         else:
             with progress(pipeline) as shown:
-                report = pipeline.run(checkpoint, progress=shown)
+                report = pipeline.run(resumable, progress=shown)
     except (BrokenStageError, ChangedFileError):
         job.discard_checkpoint()  # its rows come from a broken stage, or from a mix of two states of a file
         raise
@@ -228,6 +240,18 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
 
 class _Inputs:
     """The input files as they were hashed: the store must hold the rows that its key names."""
+
+    @classmethod
+    def of(cls, opened: OpenedRecipe) -> Self:
+        """Of the files of a recipe, or of the content of data that was given as an object."""
+        if isinstance(opened.given, SourceFiles | StoreSource):
+            return cls(opened.files)
+        made = cls(())
+        memo = default_cache_directory() / "fingerprints.json"
+        made.fingerprints = fingerprints_of(opened.source, memo=memo)
+        for file in opened.files:
+            made._stamps.note(file)
+        return made
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files, self._stamps = files, FileStamps()
@@ -245,7 +269,7 @@ class _Inputs:
     def check(self) -> None:
         """Raise if any file has changed."""
         self.check_stamps()
-        for file, young, known in zip(self._files, self._young, self.fingerprints, strict=True):
+        for file, young, known in zip(self._files, self._young, self.fingerprints):
             if young and hash_file(file) != known.xxh3:
                 raise ChangedFileError("it holds other bytes than when it was hashed", file=str(file))
 

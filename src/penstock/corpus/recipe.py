@@ -25,10 +25,11 @@ from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_
 from penstock.corpus.quality.filters import quality_filters
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
-from penstock.files.listing import PathLike
+from penstock.files.listing import as_paths
 from penstock.pipeline import Source, Transform
-from penstock.sources import CsvSource, JsonlSource, ParquetSource, open_source
+from penstock.sources import CsvSource, IteratorSource, JsonlSource, MemorySource, ParquetSource, open_source
 from penstock.sources.by_suffix import SourceFiles, find_source
+from penstock.sources.inputs import Input, as_input
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
@@ -103,8 +104,8 @@ class Recipe(DocumentRecipe, ChatRecipe):
                     "a template writes BOS and EOS itself, and chats are neither filtered nor deduplicated"
                 )
 
-    def open(self, inputs: PathLike | Iterable[PathLike]) -> Source:
-        """The source of these files; it reads only the columns that the recipe needs."""
+    def open(self, inputs: Input) -> Source:
+        """The source of files or data in any form; it reads only the columns that the recipe needs."""
         return cast(Source, OpenedRecipe.of(self, inputs).source)
 
     def load_tokenizer(self) -> Tokenizer:
@@ -265,9 +266,12 @@ class OpenedRecipe:
     """A source, or `SourceFiles`, which are opened when `source` is needed."""
 
     @classmethod
-    def of(cls, recipe: Recipe, inputs: PathLike | Iterable[PathLike]) -> OpenedRecipe:
-        """The recipe with these files."""
-        found = find_source(inputs)
+    def of(cls, recipe: Recipe, inputs: Input) -> OpenedRecipe:
+        """The recipe with files, or data in any form that `open_source` takes."""
+        given = as_paths(inputs) or as_input(inputs)
+        if not isinstance(given, list):
+            return cls(recipe, given)
+        found = find_source(given)
         return cls(recipe, found if isinstance(found, SourceFiles) else open_source(found))
 
     @property
@@ -287,6 +291,10 @@ class OpenedRecipe:
             source = source.open()
         if isinstance(source, ParquetSource) and not recipe.is_chat(source.schema.names):
             return ParquetSource(source.files, columns=recipe.wanted_columns(source.schema.names)), None
+        if isinstance(source, MemorySource | IteratorSource):
+            if recipe.is_chat(source.column_names()):
+                source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
+            return source, None
         if not isinstance(source, JsonlSource):
             return source, None
         names, text = source.first_columns(), recipe.text_column
@@ -333,7 +341,8 @@ class OpenedRecipe:
     @cached_property
     def schema(self) -> pa.Schema:
         """The columns with their types, for which all rows of some formats are read."""
-        schema = getattr(self.source, "schema", None)
+        source = self.source
+        schema = source.learned_schema() if isinstance(source, IteratorSource) else getattr(source, "schema", None)
         if schema is None:
             raise ConfigError(f"{self.source!r} has no schema; prepare needs a source with a schema")
         return schema
@@ -349,12 +358,13 @@ class OpenedRecipe:
     def for_streams(self, row_column: str) -> tuple[Any, Steps]:
         """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
         source, recipe = self.source, self.recipe
-        source.close()  # rows are read by others, from any place
+        if hasattr(source, "close"):
+            source.close()  # rows are read by others, from any place
         text = recipe.text_column
         if isinstance(source, CsvSource) and recipe.template is None and text in source.layout_of(0).names:  # type: ignore[attr-defined]
             source = CsvSource(source.files, schema=pa.schema([(text, pa.string())]), columns=[text])
         if self.names is None or source.has_schema:
-            schema = source.schema
+            schema = self.schema if source is self.source else source.schema
         elif not self.names:
             raise DataError("there are no rows in the input", file=str(source.files[0]))
         else:

@@ -12,6 +12,7 @@ from penstock.datasets.metadata import CompetitionMetadata as CompetitionMetadat
 from penstock.datasets.metrics import METRICS as METRICS
 from penstock.datasets.metrics import Metric as Metric
 from penstock.datasets.metrics import get_metric as get_metric
+from penstock.datasets.metrics import register_metric as register_metric
 from penstock.datasets.registry import Competition as Competition
 from penstock.datasets.registry import DatasetRegistry as DatasetRegistry
 from penstock.datasets.sample_data import make_titanic as make_titanic

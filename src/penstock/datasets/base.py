@@ -73,6 +73,7 @@ class KaggleDataset(ABC):
     The base adds the following, by keywords that the subclass's constructor need not name:
 
     - `folds`, `fold`: "train" and "val" are the two sides of that fold of the training file, the same in every process.
+      The default is fold 0; in time it is the last one, which trains on most of the past.
       Inside the dataset's own methods `self.split` is the file of its rows ("train"), so that a dataset written for
       `train.csv` and `test.csv` needs no change; outside it is "val".
     - `transform`, applied to every sample once, also if `__getitem__` calls itself or its parent's.
@@ -106,7 +107,7 @@ class KaggleDataset(ABC):
         cache_dir: str | Path | None = None,
         *,
         folds: Folds | None = None,
-        fold: int = 0,
+        fold: int | None = None,
         tokenizer: Any = None,
         max_length: int | None = None,
         add_special_tokens: bool = True,
@@ -121,7 +122,7 @@ class KaggleDataset(ABC):
         self._check_leak = self.says_whole_rows
         self.cache_dir = require_local(cache_dir, "cache_dir") if cache_dir is not None else None
         self.folds: Folds | None = given.get("folds", folds)
-        self.fold: int = plain(given.get("fold", fold))
+        self.fold: int = self._fold_of(plain(given.get("fold", fold)))
         self._tokenizer: Any = given.get("tokenizer", tokenizer)
         self.max_length: int | None = plain(given.get("max_length", max_length))
         self.add_special_tokens: bool = given.get("add_special_tokens", add_special_tokens)
@@ -300,6 +301,15 @@ class KaggleDataset(ABC):
         whole = self._class_values if self._source == "train" else training_values(self.spec)
         return Labels.of_values(whole, self.spec)
 
+    def _fold_of(self, given: int | None) -> int:
+        """Number of the fold; by default the first, or in time the last, which trains on most of the past."""
+        if given is not None:
+            return given
+        folds = self.folds
+        if folds is None or not hasattr(folds, "kind_for") or folds.kind_for(self.spec) != "time":
+            return 0
+        return folds.count - 1
+
     def _source_of(self, split: str) -> str:
         """Split whose file has the rows; raises if folds and split do not fit."""
         if self.folds is not None and not hasattr(self.folds, "split"):
@@ -309,7 +319,7 @@ class KaggleDataset(ABC):
             if split == "val" and not has_file:
                 raise ConfigError(
                     f"split='val' of {self.spec.competition_name!r} needs a val file or folds: pass the same "
-                    "folds=Folds(5) and fold=0 to split='train' and split='val'"
+                    "folds=Folds(5) to split='train' and split='val'"
                 )
             return split
         if isinstance(self.fold, bool) or not isinstance(self.fold, int) or not 0 <= self.fold < self.folds.count:
@@ -325,7 +335,7 @@ class KaggleDataset(ABC):
             if getattr(self, "_data", None) is None:
                 raise DataError(f"{type(self).__name__}._load_data() must assign the rows to self._data")
             self._validate_data()
-        check_data(self._data, self.spec, self._source)
+        check_data(self._data, self.spec, self._source, test_columns=self._test_columns)
         self._id_column = self._find_id_column()
         if self._id_column is not None and self._source != "train":
             self._check_other_ids(column_of(self._data, self._id_column))
@@ -347,6 +357,13 @@ class KaggleDataset(ABC):
         training = self._training_ids()
         found = id_column_of(self._data if training is None else training, self.spec)
         return found if found in column_names(self._data) else None
+
+    def _test_columns(self) -> list[str]:
+        """Columns of the test file; none if there is no readable test file."""
+        try:
+            return read_names(split_file(self.spec, "test"), **self.spec.csv_options)
+        except (OSError, PenstockError):
+            return []
 
     def _training_ids(self) -> pa.Table | None:
         """Possible id column of the training file; None if there is no readable training file."""
@@ -391,7 +408,7 @@ def _active_datasets() -> set[int]:
 def _inside(dataset: KaggleDataset) -> Iterator[bool]:
     """Mark that a dataset's own method runs in this thread; yields False in nested calls.
 
-    While active, templates that render whole rows omit the target columns.
+    While active, templates that render whole rows omit the target columns and the id.
     """
     active, key = _active_datasets(), id(dataset)
     if key in active:
@@ -399,7 +416,8 @@ def _inside(dataset: KaggleDataset) -> Iterator[bool]:
         return
     active.add(key)
     try:
-        with hiding(dataset.spec.targets):
+        shown = dataset.spec.id_column
+        with hiding(dataset.spec.targets if shown is None else (*dataset.spec.targets, shown)):
             yield True
     finally:
         active.discard(key)

@@ -214,8 +214,9 @@ def _targets(files: _Files, given: str | Sequence[str] | None, notes: Notes) -> 
 
 def _id_column(files: _Files, targets: list[str], given: str | None, notes: Notes) -> str | None:
     train = files.columns
+    only_test = [] if files.test is None else [name for name in files.test.column_names if name not in train]
     if given is not None:
-        if given not in train:
+        if given not in train and given not in only_test:
             raise SchemaError(f"the id {given!r} is not in {files.names['train']}, which has {train}")
         notes["id_column"] = "given"
         return given
@@ -225,6 +226,13 @@ def _id_column(files: _Files, targets: list[str], given: str | None, notes: Note
         if name not in targets and files.facts(name).is_unique:
             also = f", and the first column of {files.names['sample_submission']}" if name == first else ""
             notes["id_column"] = f"unique in {files.train.num_rows:,} rows{also}"
+            return name
+    for name in map(str, only_test):
+        facts = files.test_facts(name)
+        if (name == first or (first is None and is_called_id(name))) and facts is not None and facts.is_unique:
+            notes["id_column"] = (
+                f"unique in {files.names['test']}; {files.names['train']} has no ids, so its rows are numbered"
+            )
             return name
     again = f"; {candidates} have duplicates" if candidates else ""
     notes["id_column"] = f"no unique column has the name of an id{again}"
@@ -301,19 +309,31 @@ def _columns(files: _Files, taken: set[str | None], formats: Mapping[str, str], 
         columns[name] = ColumnSpec(kind=kind, date_format=formats.get(name, "") if kind == "date" else "")
         doubt = notes.get(f"doubts.{name}")
         notes[f"columns.{name}"] = f"{why}; {doubt}" if doubt else why
+    for name in files.test.column_names if files.test is not None else ():
+        if name not in files.columns and name not in taken:
+            columns[name] = ColumnSpec(kind="ignore")
+            _doubt(notes, name, f"it is ignored, since {test_file} has it and {train_file} does not")
+            notes[f"columns.{name}"] = f"it is not in {train_file}"
     return columns
 
 
 def _check_test_columns(files: _Files, targets: list[str]) -> None:
+    """Raise if a column seems to have one name in the training file and another one in the test file."""
     if files.test is None:
         return
-    train, test = files.train.column_names, files.test.column_names
-    if strange := [name for name in test if name not in train]:
-        others = [name for name in train if name not in test and name not in targets]
-        raise SchemaError(
-            f"{files.names['test']} has columns that {files.names['train']} lacks: {strange}; only "
-            f"{files.names['train']} has {others} besides the target; give a column the same name in both files"
-        )
+    test = files.test.column_names
+    only_train = {_spelling(name): name for name in files.columns if name not in test and name not in targets}
+    for name in test:
+        same = only_train.get(_spelling(name))
+        if name not in files.columns and same is not None:
+            raise SchemaError(
+                f"{files.names['test']} has a column {name!r} and {files.names['train']} a column {same!r}; give the "
+                "column the same name in both files"
+            )
+
+
+def _spelling(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name).casefold()
 
 
 # -- task ------------------------------------------------------------------------------------------------------------

@@ -16,13 +16,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
+from penstock import plugins
 from penstock._suggest import did_you_mean
 from penstock.datasets import metric_functions as functions
 from penstock.datasets.metric_functions import (
@@ -39,7 +40,7 @@ from penstock.datasets.metric_functions import (
 )
 from penstock.datasets.predictions import is_missing
 from penstock.datasets.spec import CompetitionType
-from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.errors import ConfigError, DataError, PluginError, SchemaError
 
 Needs = Literal["labels", "scores", "probabilities", "values", "rankings"]
 Score = Callable[[Any, Any, Sequence[Any] | None], float]
@@ -104,15 +105,78 @@ def get_metric(name: str | Metric) -> Metric:
         return name
     plain, number = _spelled(name)
     found = _BY_ALIAS.get(_compact(plain))
+    if found is None and (own := _own(plain)) is not None:
+        return own
     if found is None:
-        known = [*METRICS, *(f"{one}@..." for one in _FAMILIES)]
+        known = [*METRICS, *_REGISTERED, *(f"{one}@..." for one in _FAMILIES)]
         near = did_you_mean(_compact(plain), [_compact(one) for one in (*METRICS, *_FAMILIES)])
-        raise ConfigError(f"{name!r} is not a known metric; known: {known}{near}")
+        raise ConfigError(
+            f"{name!r} is not a known metric; known: {known}{near}; register your own with register_metric(...), or as "
+            "an entry point of penstock.metrics"
+        )
     if found in _FAMILIES:
         return _FAMILIES[found](number)
     if number is not None:
         raise ConfigError(f"{name!r}: {found} takes no number; {list(_FAMILIES)} do")
     return METRICS[found]
+
+
+def register_metric(
+    name: str,
+    function: Callable[[Any, Any], float],
+    *,
+    greater_is_better: bool,
+    needs: Needs = "values",
+    types: Iterable[CompetitionType | str] | None = None,
+    replace: bool = False,
+) -> Metric:
+    """Metric `function(y_true, y_pred)` under a name, for `score`, `submission`, specs and the registry.
+
+        register_metric("wmae", lambda truth, predicted: ..., greater_is_better=False)
+
+    `needs` is the form of predictions (see this module), `types` the competition types it fits (default: all). The name
+    is known in this process; a package makes it known everywhere with an entry point `name = "package:METRIC"` in the
+    group `penstock.metrics`. A name that exists is refused unless `replace` is set.
+    """
+    if not callable(function):
+        raise ConfigError(f"the metric {name!r} must be a function of y_true and y_pred, got {function!r}")
+    if needs not in get_args(Needs):
+        raise ConfigError(f"needs must be one of {list(get_args(Needs))}, got {needs!r}")
+    plain, number = _spelled(name)
+    key = _compact(plain)
+    if not key or number is not None:
+        raise ConfigError(f"the name of a metric must have letters or digits and no @, got {name!r}")
+    if key in _BY_ALIAS or (key in _REGISTERED and not replace):
+        known = _BY_ALIAS.get(key, name)
+        raise ConfigError(f"a metric is called {known!r} already; choose another name than {name!r}")
+    suited = frozenset(CompetitionType) if types is None else frozenset(map(CompetitionType, types))
+
+    def score(y_true: Any, y_pred: Any, classes: Sequence[Any] | None) -> float:
+        value = function(y_true, y_pred)
+        try:
+            return float(value)
+        except (TypeError, ValueError):
+            raise DataError(f"the metric {name!r} returned {value!r:.80}, expected a number") from None
+
+    _REGISTERED[key] = Metric(name, score, greater_is_better, needs, suited, of_numbers=needs == "values")
+    return _REGISTERED[key]
+
+
+def _own(name: str) -> Metric | None:
+    """Metric that was registered here or by a plugin."""
+    if (found := _REGISTERED.get(_compact(name))) is not None:
+        return found
+    for plugin in plugins.installed():
+        if plugin.group == "metrics" and _compact(plugin.name) == _compact(name):
+            metric = plugins.find("metrics", plugin.name)
+            if not isinstance(metric, Metric):
+                raise PluginError(f"plugin {plugin.name!r} (penstock.metrics) is {metric!r:.80}, expected a Metric")
+            return metric
+    return None
+
+
+_REGISTERED: dict[str, Metric] = {}
+"""Metrics of the user, by compact name."""
 
 
 # -- inputs of each kind of metric -----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -121,10 +121,11 @@ def content_of(data: Any) -> str | None:
 # -- validation ------------------------------------------------------------------------------------------------------
 
 
-def check_data(data: Any, spec: DatasetSpec, split: str) -> None:
+def check_data(data: Any, spec: DatasetSpec, split: str, *, test_columns: Callable[[], Sequence[str]] = tuple) -> None:
     """Raise for the first difference between the rows of a file and the spec.
 
-    Rows that are not a table (a list of arrays, say) are only counted.
+    Rows that are not a table (a list of arrays, say) are only counted. A column of `test_columns` may be the id though
+    the training file lacks it: its rows are numbered.
     """
     names = column_names(data)
     if split == "train" and spec.num_samples is not None and len(data) != spec.num_samples:
@@ -134,10 +135,10 @@ def check_data(data: Any, spec: DatasetSpec, split: str) -> None:
         )
     if not names:
         return
-    _check_names(names, spec, split)
+    _check_names(names, spec, split, test_columns)
     for target in spec.targets if split != "test" else ():
         _check_target(column_of(data, target), target, spec, split)
-    if spec.id_column is not None:
+    if spec.id_column is not None and spec.id_column in names:
         check_ids(column_of(data, spec.id_column), spec.id_column, split)
     if split == "train":
         empty = [name for name in names if name not in spec.ignored and len(data) and _is_empty(data, name)]
@@ -167,7 +168,7 @@ def id_column_of(data: Any, spec: DatasetSpec) -> str | None:
     """
     name = possible_id(column_names(data), spec)
     if name is None or spec.id_column is not None:
-        return spec.id_column
+        return name
     values = column_of(data, name)
     return name if not _missing(values).any() and pc.count_distinct(values).as_py() == len(values) else None
 
@@ -214,11 +215,13 @@ def _missing(values: pa.Array) -> npt.NDArray[np.bool_]:
     return np.asarray(values.is_null(nan_is_null=True)).astype(np.bool_)
 
 
-def _check_names(names: list[str], spec: DatasetSpec, split: str) -> None:
+def _check_names(names: list[str], spec: DatasetSpec, split: str, test_columns: Callable[[], Sequence[str]]) -> None:
     if split != "test":
         refuse_missing_target(names, spec, split)
     needed = {"id_column": spec.id_column}
     if split != "test":
+        if spec.id_column not in names and spec.id_column in test_columns():
+            needed = {}
         needed |= {"group_column": spec.group_column, "time_column": spec.time_column}
     for option, name in needed.items():
         if name is not None and name not in names:
@@ -281,6 +284,8 @@ def check_same_columns(names: Mapping[str, Sequence[str]], spec: DatasetSpec) ->
     refuse_missing_target(names["train"], spec, "train")
     (first, ours), (second, theirs) = names.items()
     apart = {*spec.targets, *spec.ignored}
+    if spec.id_column is not None and spec.id_column in names.get("test", ()):
+        apart.add(spec.id_column)
     only_first = [name for name in ours if name not in theirs and name not in apart]
     only_second = [name for name in theirs if name not in ours and name not in apart]
     if not spec.targets:  # an unknown target is one of the columns that only the training file has

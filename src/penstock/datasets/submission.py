@@ -69,8 +69,8 @@ def write_submission(
 
     The columns of an array are those of the classes or targets, in their order. `sample` is the sample submission, by
     default that of the dataset's directory. The file has its columns and ids in its order, and may have a prefix before
-    class names (`Class_a`). Other columns or ids, a missing prediction or a wrong type are errors, and nothing is
-    written. The file is published atomically.
+    class names (`Class_a`). Rows of data without ids get those of the sample, in order. Other columns or ids, a missing
+    prediction or a wrong type are errors, and nothing is written. The file is published atomically.
     """
     file = require_local(path, "the file of a submission")
     spec = getattr(rows, "spec", None)
@@ -83,6 +83,8 @@ def write_submission(
         metric = metric if metric is not None else rows.metric
         sample = sample if sample is not None else _sample_of(spec)
     expected = sample if sample is None or isinstance(sample, pa.Table) else read_table(sample)
+    if spec is not None and id_column is None and expected is not None:
+        ids = _ids_of(expected, pa.array(ids))
     ids = ids if isinstance(ids, pa.Array) else pa.array(ids)
     refuse_duplicates(ids, "the rows")
     targets = () if target is None else (target,) if isinstance(target, str) else tuple(target)
@@ -136,6 +138,18 @@ class _Known:
     targets: tuple[str, ...]
     metric: Metric | None
     are: PredictionsAre | None
+
+
+def _ids_of(sample: pa.Table, numbers: pa.Array) -> pa.Array:
+    """Ids of the rows of a file without ids: those of the sample submission in its order, or the row numbers."""
+    given, rows = sample.column(0).combine_chunks(), len(numbers)
+    if len(given) != rows:
+        raise DataError(
+            f"the data has no ids and {rows} rows, and the sample submission {len(given)} rows, so the ids in "
+            f"{sample.column_names[0]!r} cannot be given to the rows in order; name the column of ids in id_column"
+        )
+    are_numbers = pa.types.is_integer(given.type) and set(given.to_pylist()) == set(numbers.to_pylist())
+    return numbers if are_numbers else given
 
 
 def _sample_of(spec: Any) -> Any | None:

@@ -1,4 +1,4 @@
-"""Tables of competitions: CSV with any delimiter and encoding, compressed or not, and Parquet.
+"""Tables of competitions: CSV with any delimiter and encoding, compressed (also `train.csv.zip`) or not, and Parquet.
 
 table = read_table("train.csv")
 table = read_table("s3://bucket/titanic/train.csv.gz", kinds={"Age": "numeric", "Ticket": "text"})
@@ -14,6 +14,8 @@ import csv
 import io
 import os
 import re
+import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +45,8 @@ MISSING = (
 """Cells that are missing values, also in text. `None` is text: it is a category of House Prices."""
 
 _TEXT_SUFFIXES, _PARQUET_SUFFIXES = (".csv", ".tsv", ".txt", ".tab", ".data"), (".parquet", ".pq")
-_SUFFIXES = (*_TEXT_SUFFIXES, *_PARQUET_SUFFIXES)
+_SUFFIXES = (*_TEXT_SUFFIXES, *_PARQUET_SUFFIXES, "")
+_ZIP = ".zip"
 _BLOCK_BYTES, _LARGEST_BLOCK = 1 << 20, 1 << 30
 _NAMES = {
     "train": ("train", "training"),
@@ -95,11 +98,11 @@ def read_table(
     file = local_file(path)
     if not file.is_file():
         raise FileNotFoundError(f"no such file: {str(path)!r} (looked from {Path.cwd()})")
-    suffix = split_suffix(file)[0]
+    suffix = _suffixes(file.name)[0]
     kinds, followed = kinds or {}, followed or {}
     if suffix in _PARQUET_SUFFIXES:
         table = _read_parquet(file, columns)
-    elif suffix in _TEXT_SUFFIXES:
+    elif suffix in _TEXT_SUFFIXES or _suffixes(file.name)[1] == _ZIP:
         check_delimiter(delimiter)
         data = _as_utf8(_bytes(file), encoding, file.name)
         header = _header(data, delimiter, file)
@@ -113,7 +116,7 @@ def read_table(
         commas = header.delimiter == ";"
         table = typed_columns(texts, kinds, followed, file.name, has_codes=codes, decimal_commas=commas)
     else:
-        raise ConfigError(f"{file.name} is not a table; expected one of {list(_SUFFIXES)}, compressed or not")
+        raise ConfigError(f"{file.name} is not a table; expected one of {list(_SUFFIXES[:-1])}, compressed or not")
     check_followed(table, followed, file.name)
     return as_kinds(table, kinds, file.name, date_formats or {})
 
@@ -177,9 +180,9 @@ def find_file(directory: Any, split: str) -> Any | None:
     wanted = _NAMES.get(split, (split,))
     found = []
     for path in directory.iterdir():
-        suffix, packed = split_suffix(path.name)
+        suffix, packed = _suffixes(path.name)
         stem = path.name[: len(path.name) - len(suffix) - len(packed)].lower()
-        if stem in wanted and suffix in _SUFFIXES:
+        if stem in wanted and suffix in _SUFFIXES and (suffix or packed == _ZIP):
             found.append(((wanted.index(stem), _SUFFIXES.index(suffix), packed, path.name), path))
     return min(found, key=lambda ranked: ranked[0])[1] if found else None
 
@@ -218,8 +221,18 @@ def listed(directory: Any) -> str:
     return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "") or "nothing in it"
 
 
+def _suffixes(name: str) -> tuple[str, str]:
+    """Suffix of a table and of its compression: (".csv", ".zip") of `train.csv.zip`, and of `train.zip` too."""
+    if not name.lower().endswith(_ZIP):
+        return split_suffix(name)
+    inner = Path(name[: -len(_ZIP)]).suffix.lower()
+    return (inner, _ZIP) if inner in _TEXT_SUFFIXES else ("", _ZIP)
+
+
 def _bytes(file: Path, most: int | None = None) -> bytes:
     """Decompressed bytes of a file; at most the first `most`, in whole blocks."""
+    if _suffixes(file.name)[1] == _ZIP:
+        return _zipped(file, most)
     if not split_suffix(file)[1]:
         with open(file, "rb") as opened:
             return opened.read(-1 if most is None else most)
@@ -235,6 +248,23 @@ def _bytes(file: Path, most: int | None = None) -> bytes:
         except DamagedStreamError as error:
             raise DataError(f"the file is damaged: {error}", file=file.name) from error
     return b"".join(pieces)
+
+
+def _zipped(file: Path, most: int | None) -> bytes:
+    """Bytes of the only table in a zip archive."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/") and "__MACOSX/" not in name]
+            tables = [name for name in names if Path(name).suffix.lower() in _TEXT_SUFFIXES]
+            if len(tables) != 1:
+                raise ConfigError(
+                    f"{file.name} holds {len(tables)} tables, expected one of {list(_TEXT_SUFFIXES)}: {names[:10]}; "
+                    "unzip it into the directory"
+                )
+            with archive.open(tables[0]) as opened:
+                return opened.read(-1 if most is None else most)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: a password is needed
+        raise DataError(f"the file cannot be read as a zip archive: {error}", file=file.name) from error
 
 
 def _read_parquet(file: Path, columns: Sequence[str] | None) -> pa.Table:

@@ -48,7 +48,7 @@ class DatasetOptions(TypedDict, total=False):
     """Options that every dataset takes."""
 
     folds: Folds | None
-    fold: int
+    fold: int | None
     tokenizer: Any
     max_length: int | None
     add_special_tokens: bool
@@ -169,7 +169,11 @@ class TabularDataset(KaggleDataset):
             self._template = made
         return self._template
 
-    def texts(self) -> pa.Array:
+    def texts(self) -> list[str]:
+        """Text of every row."""
+        return self._text_column().to_pylist()  # type: ignore[no-any-return]
+
+    def _text_column(self) -> pa.Array:
         """Text of every row, rendered once."""
         with self._lock:
             if self._texts is None:
@@ -213,7 +217,7 @@ class TabularDataset(KaggleDataset):
         encoded = self.encoded()
         ids = np.asarray(encoded["input_ids"][row].values).astype(np.int32)
         sample: dict[str, Any] = {
-            "text": self.texts()[row].as_py(),
+            "text": self._text_column()[row].as_py(),
             "input_ids": ids,
             "attention_mask": np.ones(len(ids), np.int32),
         }
@@ -271,7 +275,7 @@ class TabularDataset(KaggleDataset):
     @functools.cached_property
     def _key(self) -> dict[str, str]:
         # Of the content, and not of its source: a file may change, and a subclass may change its rows.
-        content = digest_of({"text": self.texts(), "labels": self.labels(), "id": self.ids()})
+        content = digest_of({"text": self._text_column(), "labels": self.labels(), "id": self.ids()})
         return {"content": content, "encoder": self.encoder.fingerprint}
 
     def _kept_or_made(self) -> pa.Table:
@@ -286,7 +290,7 @@ class TabularDataset(KaggleDataset):
 
     def _make_columns(self) -> pa.Table:
         rows, tokens = self.cut_rows, self.cut_tokens
-        columns: dict[str, Any] = {"input_ids": self.encoder.encode(self.texts())}
+        columns: dict[str, Any] = {"input_ids": self.encoder.encode(self._text_column())}
         labels = self.labels()
         if labels is not None:
             columns["labels"] = _arrow(labels)

@@ -60,6 +60,12 @@ def open_input(path: PathLike, offset: int = 0) -> ByteReader:
     return cast(ByteReader, reader)
 
 
+def disk_position(reader: ByteReader) -> int:
+    """Bytes of the file itself that were read through `open_input`: of a compressed file, compressed ones."""
+    file: Any = reader.raw if isinstance(reader, _Decompressed) else reader
+    return int(file.tell())
+
+
 def open_output(file: BinaryIO, codec: str, level: int | None = None) -> Any:
     """A writable stream that compresses into `file` with the codec of a suffix such as `.zst` ('' for none).
 
@@ -120,16 +126,16 @@ class _Decompressed(io.RawIOBase):
     def close(self) -> None:
         if not self.closed:
             self._stream.close()
-            self._raw.close()  # Python's own leave open what they did not open themselves
+            self.raw.close()  # Python's own leave open what they did not open themselves
         super().close()
 
     def _open(self) -> None:
-        self._raw = io.FileIO(os.fspath(self._path))
+        self.raw = io.FileIO(os.fspath(self._path))
         self._stream: Any
         if self._codec in _PYTHON_CODECS:
-            self._stream = _PYTHON_CODECS[self._codec](self._raw)
+            self._stream = _PYTHON_CODECS[self._codec](self.raw)
         else:
-            buffered = io.BufferedReader(self._raw, _BUFFER_BYTES)
+            buffered = io.BufferedReader(self.raw, _BUFFER_BYTES)
             self._stream = pa.CompressedInputStream(pa.PythonFile(buffered, mode="r"), _ARROW_CODECS[self._codec])
 
     def _look_closer(self, error: Exception) -> None:
@@ -138,7 +144,7 @@ class _Decompressed(io.RawIOBase):
             self._damage = error
             return
         self._stream.close()
-        self._raw.close()
+        self.raw.close()
         self._open()
         scratch = memoryview(bytearray(_PIECE_BYTES))
         left, got = self._position, 1

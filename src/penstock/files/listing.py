@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 PathLike = str | os.PathLike[str]
 
@@ -56,6 +56,15 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
     if not groups:
         raise FileNotFoundError("no input files: the list of paths is empty")
     return FoundFiles.joined(groups)
+
+
+def as_paths(data: Any) -> list[PathLike] | None:
+    """One path, or a list of paths, as a list; None for anything else."""
+    if isinstance(data, (str, os.PathLike)):
+        return [data]
+    if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
+        return data if isinstance(data, list) else [*data]
+    return None
 
 
 def names_of(files: Sequence[Path]) -> list[str]:

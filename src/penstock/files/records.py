@@ -11,13 +11,21 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from penstock.files.json_values import MAX_DEPTH, DepthError, is_too_deep
+
 Bytes = npt.NDArray[np.uint8]
 Positions = npt.NDArray[np.int64]
 
 _NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
 _OPEN, _CLOSE, _ARRAY_END = b"{}]"
+_PIECE = 1 << 17
 _IS_SEPARATOR = np.zeros(256, bool)
 _IS_SEPARATOR[list(b" \t\r\n,")] = True
+_IS_SPACE, _IS_LINE_END = np.zeros(256, bool), np.zeros(256, bool)
+_IS_SPACE[list(b" \t\r\n\v\f")] = True
+_IS_LINE_END[list(b"\r\n")] = True
+_DENSE = 16
+"""Lines that are shorter than this on average are looked through for empty ones: positions take more than they do."""
 
 
 class Cutter(Protocol):
@@ -38,8 +46,8 @@ class Cutter(Protocol):
         """Number of records after the last record end of a file; ValueError if the file cannot end like this."""
         ...
 
-    def blank(self, record: bytes) -> bool:
-        """True for a record without a row, such as an empty line."""
+    def blank(self, data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
+        """Flags of the records without a row, such as empty lines; each begins at its start and ends at the next."""
         ...
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
@@ -63,14 +71,16 @@ class Lines:
     def leftover(self, rest: bytes) -> int:
         return 1 if rest else 0
 
-    def blank(self, record: bytes) -> bool:
-        return False
+    def blank(self, data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(starts), bool)
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
         return data, len(self.spans(data)[0])
 
     def _ends(self, data: Bytes) -> Positions:
-        return np.flatnonzero(data == _NEWLINE) + 1
+        ends = np.flatnonzero(data == _NEWLINE)
+        ends += 1
+        return ends
 
 
 class WholeFile(Lines):
@@ -88,17 +98,23 @@ class WholeFile(Lines):
 class JsonLines(Lines):
     """One JSON object a line."""
 
-    def blank(self, record: bytes) -> bool:
-        return not record.strip()
+    def blank(self, data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
+        return _made_of(_IS_SPACE, data, starts)
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
         # Arrow's parser takes no notice of lines, makes a row of nulls of `null`, and crashes if that is the first row.
+        if _DENSE * int(np.count_nonzero(data == _NEWLINE)) > len(data):
+            data = _without_empty_lines(data)
         starts, stops = self.spans(data)
-        unusual = np.flatnonzero(data[starts] != _OPEN).tolist()
-        lines = [data[starts[i] : stops[i]].tobytes().strip() for i in unusual]
-        if any(line and line[0] != _OPEN for line in lines):
-            raise ValueError("a row is not a JSON object")
-        return data, len(starts) - lines.count(b"")
+        unusual = data[starts] != _OPEN
+        empty = self.blank(data, starts)
+        for i in np.flatnonzero(unusual & ~empty).tolist():
+            if data[starts[i] : stops[i]].tobytes().lstrip()[0] != _OPEN:
+                raise ValueError("a row is not a JSON object")
+        rows = len(starts) - int(np.count_nonzero(empty))
+        if _openings(data) >= rows + MAX_DEPTH:  # every row has one: otherwise none has more than `MAX_DEPTH`
+            _check_depth(data, starts, stops)
+        return data, rows
 
 
 class CsvRecords(Lines):
@@ -122,13 +138,12 @@ class CsvRecords(Lines):
             raise ValueError("the file ends inside a quoted value: a closing quote is missing")
         return super().leftover(rest)
 
-    def blank(self, record: bytes) -> bool:
-        return not record.strip(b"\r\n")
+    def blank(self, data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
+        return _made_of(_IS_LINE_END, data, starts)
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
-        starts, stops = self.spans(data)
-        unusual = np.flatnonzero((data[starts] == _NEWLINE) | (data[starts] == _RETURN)).tolist()
-        return data, len(starts) - sum(self.blank(data[starts[i] : stops[i]].tobytes()) for i in unusual)
+        starts, _ = self.spans(data)
+        return data, len(starts) - int(np.count_nonzero(self.blank(data, starts)))
 
     def _ends(self, data: Bytes) -> Positions:
         newlines = np.flatnonzero(data == _NEWLINE)
@@ -201,12 +216,15 @@ class JsonItems:
             raise ValueError(f"expected JSON objects, got {left[:60]!r}")
         raise ValueError(f"the file ends inside an object: {left[:60]!r}")
 
-    def blank(self, record: bytes) -> bool:
-        return not record.strip()
+    def blank(self, data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(starts), bool)  # a record has brackets
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
         """Parsers of separate objects take no commas between them, nor the array's end."""
-        starts, stops = _top_level(data)
+        brackets, opening, depth = _brackets(data)
+        if depth.max(initial=0) > MAX_DEPTH:
+            raise DepthError
+        starts, stops = _outermost(brackets, opening, depth)
         gap, _ = _gaps(starts, stops)
         after = np.arange(stops[-1] if len(stops) else 0, len(data))
         if not _IS_SEPARATOR[data[gap]].all() or not (_IS_SEPARATOR[data[after]] | (data[after] == _ARRAY_END)).all():
@@ -216,6 +234,22 @@ class JsonItems:
         ready[between[data[between] == _COMMA]] = _NEWLINE
         ready[after[data[after] == _ARRAY_END]] = _NEWLINE
         return ready, len(starts)
+
+
+def _made_of(kind: npt.NDArray[np.bool_], data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
+    """Flags of the records that consist of such characters alone."""
+    found: npt.NDArray[np.bool_] = kind[data[starts]]
+    if found.any():
+        found = np.logical_and.reduceat(kind[data], starts)
+    return found
+
+
+def _without_empty_lines(data: Bytes) -> Bytes:
+    """Lines, as a copy without those that are nothing but their newline."""
+    kept = data != _NEWLINE
+    kept[1:] |= kept[:-1].copy()
+    lines: Bytes = data[kept]
+    return lines
 
 
 def _between(ends: Positions, size: int) -> tuple[Positions, Positions]:
@@ -247,8 +281,35 @@ def _last_newline(data: Bytes) -> int:
     return 0
 
 
+def _openings(data: Bytes) -> int:
+    """Number of opening brackets. Counted in pieces, which stay in the processor's cache."""
+    pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in pieces)
+
+
+def _check_depth(data: Bytes, starts: Positions, stops: Positions) -> None:
+    """Raise DepthError if a record has too many levels; only those with many brackets are looked at."""
+    brackets = np.flatnonzero((data | 0x20) == _OPEN)
+    counts = np.searchsorted(brackets, stops) - np.searchsorted(brackets, starts)
+    for number in np.flatnonzero(counts > MAX_DEPTH).tolist():
+        if is_too_deep(data[starts[number] : stops[number]].tobytes()):
+            raise DepthError
+
+
 def _top_level(data: Bytes) -> tuple[Positions, Positions]:
     """Starts and stops of the outermost bracketed values, up to a closing bracket that none of them opened."""
+    return _outermost(*_brackets(data))
+
+
+def _outermost(
+    brackets: Positions, opening: npt.NDArray[np.bool_], depth: npt.NDArray[np.int32]
+) -> tuple[Positions, Positions]:
+    stops = brackets[(depth == 0) & ~opening] + 1
+    return brackets[(depth == 1) & opening][: len(stops)], stops
+
+
+def _brackets(data: Bytes) -> tuple[Positions, npt.NDArray[np.bool_], npt.NDArray[np.int32]]:
+    """The brackets outside strings, which of them open, and the depth after each."""
     folded = data | 0x20  # makes [ and { the same byte, and ] and }
     marks = (folded == _OPEN) | (folded == _CLOSE) | (data == _QUOTE)
     marks[_escaped_quotes(data)] = False
@@ -261,8 +322,7 @@ def _top_level(data: Bytes) -> tuple[Positions, Positions]:
     below = np.flatnonzero(depth < 0)
     if len(below):
         brackets, opening, depth = brackets[: below[0]], opening[: below[0]], depth[: below[0]]
-    stops = brackets[(depth == 0) & ~opening] + 1
-    return brackets[(depth == 1) & opening][: len(stops)], stops
+    return brackets, opening, depth
 
 
 def _escaped_quotes(data: Bytes) -> Positions:

@@ -30,11 +30,11 @@ from penstock.config.validator import validate
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
-from penstock.fsqueue.provider import DataProviderBase, ProviderProgress
+from penstock.fsqueue.provider import PROVIDER_FILE, DataProviderBase, ProviderProgress
 from penstock.memory.budget import format_bytes
 from penstock.types.conversion import in_words
 
-_PROVIDER_FILE, _PROVIDER_NAME = "prepare_streaming.py", "Provider"
+_PROVIDER_NAME = "Provider"
 _LOCATION = ("dataset", "data_root")
 _RATE_SECONDS = 5.0
 _USAGE = "usage: python prepare.py CONFIG.py [--name=value ...] [--debug]"
@@ -125,16 +125,16 @@ def find_provider(dataset: str, data_root: PathLike = "data") -> type[DataProvid
         )
     directory = root / dataset
     if not directory.is_dir():
-        known = sorted(file.parent.name for file in root.glob(f"*/{_PROVIDER_FILE}"))
-        there = f"there are: {', '.join(known)}" if known else f"none has a {_PROVIDER_FILE}"
+        known = sorted(file.parent.name for file in root.glob(f"*/{PROVIDER_FILE}"))
+        there = f"there are: {', '.join(known)}" if known else f"none has a {PROVIDER_FILE}"
         raise DatasetNotFoundError(f"no dataset {dataset!r} in {root}; {there}{did_you_mean(dataset, known)}")
-    if not (directory / _PROVIDER_FILE).is_file():
+    if not (directory / PROVIDER_FILE).is_file():
         others = sorted(file.name for file in directory.glob("*.py"))
         raise DatasetNotFoundError(
-            f"the dataset {dataset!r} has no {directory / _PROVIDER_FILE}; write the subclass of DataProviderBase there"
-            + did_you_mean(_PROVIDER_FILE, others)
+            f"the dataset {dataset!r} has no {directory / PROVIDER_FILE}; write the subclass of DataProviderBase there"
+            + did_you_mean(PROVIDER_FILE, others)
         )
-    return load_provider(directory / _PROVIDER_FILE)
+    return load_provider(directory / PROVIDER_FILE)
 
 
 def load_provider(path: PathLike) -> type[DataProviderBase]:

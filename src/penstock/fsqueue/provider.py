@@ -17,10 +17,12 @@ every provider process, however many there are.
 
 from __future__ import annotations
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -42,10 +44,24 @@ from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
 from penstock.types import Field, Schema
 
+PROVIDER_FILE = "prepare_streaming.py"
 _PROGRESS_SECONDS = 0.5
 # Longest pause while the backlog is full: it lasts the trainer for longer.
 _LONGEST_PAUSE = 0.05
 _NUMBERS = frozenset(np.dtype(code).name for code in "?bhilqBHILQefd")
+
+
+def _check_not_main() -> None:
+    """Exit if a provider's file is run directly: that would define a class and do nothing, or fail at an import."""
+    file = Path(getattr(sys.modules.get("__main__"), "__file__", None) or "")
+    if file.name == PROVIDER_FILE and file.is_file() and "__main__" not in file.read_text(encoding="utf-8"):
+        raise SystemExit(
+            f"{file} is a provider, which prepare.py loads with the shared config; run `python prepare.py <config>`, "
+            f"with dataset = {file.absolute().parent.name!r} in the config"
+        )
+
+
+_check_not_main()
 
 
 @dataclass(frozen=True, slots=True)

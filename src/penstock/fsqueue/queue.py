@@ -20,10 +20,11 @@ import orjson
 import xxhash
 
 from penstock._suggest import check_options, did_you_mean
-from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError
+from penstock.errors import ConfigError, QueueNotFoundError, StaleQueueError, StalledError
 from penstock.files.atomic import read_regular, write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
+from penstock.files.locks import FileLock
 from penstock.fsqueue.layout import Lanes, SplitDirectory
 from penstock.types import Field, Schema
 
@@ -31,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 QUEUE_FILE = "queue.json"
 _VERSION = 1
+_LOCK, _LOCK_SECONDS = ".setup.lock", 30.0
 # Setting with the hashes of the provider's code.
 _CODE = "provider_code"
 _SHOWN = 5
@@ -134,12 +136,18 @@ class Queue:
 
     @classmethod
     def create(cls, path: PathLike, description: Description) -> Self:
-        """The queue at a path, created if there is none; raises StaleQueueError if its description differs."""
+        """The queue at a path, created if there is none; raises StaleQueueError if its description differs.
+
+        A queue that nothing was ever published to gets the new description: a first provider may have failed.
+        """
         path = require_local(path, "a queue")
         if not path.exists() or not any(path.iterdir()):
             _create(path, description)
         queue = cls.open(path)
-        if queue.fingerprint != description.fingerprint and not queue._lacks_code_only(description):
+        if not queue._fits(description) and queue.is_unused():
+            _describe_again(path, description)
+            queue = cls.open(path)
+        if not queue._fits(description):
             raise StaleQueueError(
                 f"{path} holds batches that were made otherwise: {_changes(queue.description, description)}; "
                 f"{how_to_purge(path)}"
@@ -149,6 +157,17 @@ class Queue:
                 f"{path} has the splits {list(queue.description.splits)} and not {missing}; {how_to_purge(path)}"
             )
         return queue
+
+    def is_unused(self) -> bool:
+        """True if nothing was ever published to the queue, and no member uses it."""
+        splits = [self.split(name) for name in self.description.splits]
+        if os.listdir(self.members) or any(set(split.names()) - {"lanes", "cursors"} for split in splits):
+            return False
+        lanes = [lane for split in splits for lane in self.lanes(split).all()]
+        return all(lane.owner is None and lane.number < self.description.lanes for lane in lanes)
+
+    def _fits(self, description: Description) -> bool:
+        return self.fingerprint == description.fingerprint or self._lacks_code_only(description)
 
     def _lacks_code_only(self, description: Description) -> bool:
         """True if the queue has no hash of the provider's code (of an earlier penstock), and is the same otherwise."""
@@ -246,6 +265,23 @@ def schema_of(meta: Mapping[str, Any]) -> Schema:
 
 def _create(path: Path, description: Description) -> None:
     """Build the queue under a temporary name, then rename it: the first of several processes wins."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}~{secrets.token_hex(4)}.tmp")
+    try:
+        temporary.mkdir()
+        (temporary / "members").mkdir()
+        _write(temporary, description)
+        os.rename(temporary, path)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not path.is_dir():
+            raise
+        # Another process was faster.
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _write(path: Path, description: Description) -> None:
+    """Write the directories of the splits, and then the metadata."""
     facts = {
         "version": _VERSION,
         "id": secrets.token_hex(8),
@@ -254,23 +290,25 @@ def _create(path: Path, description: Description) -> None:
         "settings": description.settings,
         "splits": list(description.splits),
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}~{secrets.token_hex(4)}.tmp")
-    try:
-        temporary.mkdir()
-        (temporary / "members").mkdir()
-        for split in description.splits:
-            directory = SplitDirectory(temporary / split)
-            Lanes(directory.lanes, description.lanes).create()
-            directory.cursors.mkdir()
-        write_atomic(temporary / QUEUE_FILE, _to_json(facts, orjson.OPT_INDENT_2))
-        os.rename(temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) or not path.is_dir():
-            raise
-        # Another process was faster.
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    content = _to_json(facts, orjson.OPT_INDENT_2)
+    for split in description.splits:
+        directory = SplitDirectory(path / split)
+        Lanes(directory.lanes, description.lanes).create()
+        directory.cursors.mkdir()
+    write_atomic(path / QUEUE_FILE, content)
+
+
+def _describe_again(path: Path, description: Description) -> None:
+    """Give an unused queue another description; of several processes, one does."""
+    with FileLock(path / _LOCK) as lock:
+        if not lock.acquire(_LOCK_SECONDS):
+            raise StalledError(f"{path} is being set up by {lock.owner()}; start again when that is done")
+        queue = Queue.open(path)
+        if queue.is_unused():
+            logger.info("%s was set up and never filled; it is set up again", path)
+            for split in queue.description.splits:  # lanes and splits may be others now
+                shutil.rmtree(path / split)
+            _write(path, description)
 
 
 def _to_json(facts: Mapping[str, Any], options: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Collection, Generator, Iterator, Mapping
@@ -24,6 +25,7 @@ from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Plan
 from penstock.pipeline.prefetch import ReadAhead
 
+log = logging.getLogger(__name__)
 _SLOW_SECONDS = 0.002
 """Batches that take longer than this are prefetched, unless `prefetch` is set."""
 _PREFETCH = 2
@@ -310,8 +312,11 @@ class DataLoader:
             made = transfer.send_all(self._engine.batches(self._position))
             prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options)
             self._prefetcher, epoch = prefetcher, self.epoch
+            log.debug("%r: epoch %d, a loop begins", self, epoch)
+            began, count = time.monotonic(), 0
             try:
                 for batch, following in prefetcher:
+                    count += 1
                     transfer.receive(batch)
                     self._position, epoch = following, batch.metadata["epoch"]
                     if self._profile is not None:
@@ -329,6 +334,7 @@ class DataLoader:
                     if (self._moves, self._edits) != (moves, edits):
                         break
                 else:
+                    log.debug("%r: epoch %d ends, %d batches in %.3f s", self, epoch, count, time.monotonic() - began)
                     return
             finally:
                 prefetcher.stop()

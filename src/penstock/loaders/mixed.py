@@ -20,6 +20,7 @@ from penstock.loaders.source import LoaderSource, Packing, Paths, Sampling, buil
 from penstock.order.mixing import Drawn, Mixture
 from penstock.order.schedules import Schedule, temperature_weights
 from penstock.order.steps import STOPPING
+from penstock.sources.tables import kind_of, refuse_splits
 
 if TYPE_CHECKING:
     from penstock.tokenizers.load import TokenizerSpec
@@ -38,9 +39,9 @@ class MixedDataLoader(DataLoader, options=(Options,)):
             chunk_size=2048,
         )
 
-    A source is a path, as of `PretrainDataLoader`, or a loader, whose rows, lengths and packing are used and whose
-    position does not change. With samples of one length, weights are shares of tokens; with `packing=None`, of rows.
-    With a loader of your own (see `DataLoader`) among the sources, all of them must be loaders; they are mixed by
+    A source is a path or data, as of `PretrainDataLoader`, or a loader, whose rows, lengths and packing are used and
+    whose position does not change. With samples of one length, weights are shares of tokens; with `packing=None`, of
+    rows. With a loader of your own (see `DataLoader`) among the sources, all of them must be loaders; they are mixed by
     batches then, and the mixture moves them.
 
     `weights` may be a `Schedule` over steps. Without weights, sources count by their tokens; a `temperature` above 1
@@ -135,6 +136,8 @@ def _check_tokenizers(sources: Sequence[LoaderSource]) -> None:
 
 def _named(sources: Any) -> dict[str, Paths | DataLoader]:
     if isinstance(sources, Mapping):
+        if kind_of(sources) is not None:
+            refuse_splits(sources)
         named = dict(sources)
     elif isinstance(sources, Sequence) and not isinstance(sources, str):
         named = {f"source{number}": source for number, source in enumerate(sources)}

@@ -9,6 +9,7 @@ for batch in MLXDataLoader(dataset, config):
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -35,13 +36,15 @@ from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan, PlanSource
 from penstock.order.sample_orders import BucketOrder, Order, RowOrder
 
+log = logging.getLogger(__name__)
 Ints = npt.NDArray[np.int64]
 _BATCHES_AT_ONCE = 64
 """Batches of columns that are collated together."""
 _OBJECTIVES = ("classification", "regression", "masked_lm", None)
 _TRUNCATIONS = ("error", "right", "left")
 _PADDINGS = ("longest", "max_length")
-_FLAGS = ("shuffle", "use_unified_memory", "pin_memory", "drop_last", "bucket_by_length")
+_FLAGS = ("shuffle", "drop_last", "bucket_by_length")
+_MEMORY_FLAGS = ("use_unified_memory", "pin_memory")
 _LEAST = {
     "batch_size": 1,
     "num_workers": 0,
@@ -110,8 +113,16 @@ class SampleOutput:
     """Framework of the arrays of a batch."""
 
     backend: str = option("mlx", "framework of the arrays: mlx, numpy, torch or jax")
-    pin_memory: bool = option(True, 'page-locked memory, with `backend="torch"` and an accelerator')
-    use_unified_memory: bool = option(True, "no effect: MLX arrays always lie in memory that CPU and GPU share")
+    pin_memory: bool | None = option(
+        None,
+        "page-locked memory; None: with torch and an accelerator. MLX needs none, NumPy and JAX have none: True is "
+        "refused there.",
+    )
+    use_unified_memory: bool | None = option(
+        None,
+        "memory that CPU and GPU share; None: as the backend has it. MLX arrays always are in it, so False is refused "
+        "there; other backends have none, and refuse True.",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +158,10 @@ class MLXLoaderConfig(SampleFormat, SampleWorkers, SampleOutput):
         for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} is True or False, got {getattr(self, name)!r}")
+        for name in _MEMORY_FLAGS:
+            if not isinstance(getattr(self, name), bool | None):
+                raise ConfigError(f"{name} is True, False or None, got {getattr(self, name)!r}")
+        _check_memory(self)
         _check_choice("objective", self.objective, _OBJECTIVES)
         _check_choice("truncation", self.truncation, _TRUNCATIONS)
         _check_choice("padding", self.padding, _PADDINGS)
@@ -172,7 +187,7 @@ class MLXLoaderConfig(SampleFormat, SampleWorkers, SampleOutput):
             drop_last=self.drop_last,
             pad_to_multiple_of=self.pad_to_multiple_of,
             pad_id=self.pad_id,
-            pin_memory=self.pin_memory and self.backend == "torch",
+            pin_memory=self.pin_memory is not False and self.backend == "torch",
             backend=self.backend,
             budget=self.budget,
         )
@@ -229,6 +244,15 @@ class MLXDataLoader(DataLoader, options=(MLXLoaderConfig,)):
             tuner=tuner,
         )
         super().__init__(engine)
+        log.debug(
+            "%r: %s of %d samples, %s arrays, %d workers, prefetch_size %d",
+            self,
+            "columns" if columnar else "rows",
+            samples.rows,
+            chosen.backend,
+            setting.workers,
+            setting.prefetch,
+        )
 
     @property
     def plan(self) -> Plan:
@@ -356,6 +380,26 @@ def _tuner(start: TunerSetting) -> LoaderTuner:
         return LoaderTuner(start, workers=(start.workers,), prefetches=(start.prefetch,), chunks=(16, 64, 256))
     most = max(8, start.workers)
     return LoaderTuner(start, workers=(0, 1, 2, 4, most), prefetches=(2, 4, 8))
+
+
+def _check_memory(output: SampleOutput) -> None:
+    """Refuse a kind of memory that the arrays of a backend cannot have, or have always."""
+    backend, unified, pinned = output.backend, output.use_unified_memory, output.pin_memory
+    if backend == "mlx" and unified is False:
+        raise ConfigError(
+            "use_unified_memory=False: MLX arrays always are in memory that CPU and GPU share; leave it out, or pass "
+            "backend='numpy' or 'torch' for arrays in main memory"
+        )
+    if backend != "mlx" and unified:
+        raise ConfigError(
+            f"use_unified_memory=True is for backend='mlx': arrays of {backend!r} are not in memory that CPU and GPU "
+            "share; leave it out"
+        )
+    if pinned and backend not in ("mlx", "torch"):
+        raise ConfigError(
+            f"pin_memory=True is for backend='torch': arrays of {backend!r} cannot be in page-locked memory; leave it "
+            "out"
+        )
 
 
 def _check_choice(name: str, value: Any, known: Sequence[Any]) -> None:

@@ -32,7 +32,9 @@ _STEPS_AT_ONCE = 64
 _TOKENS_AT_ONCE = 1 << 19
 """Tokens of batches that are collated together; they share one array, which lives as long as any of them."""
 _FILE_CHECK_SECONDS = 1.0
-"""Least time between two checks that the files are unchanged."""
+"""Least time between two checks that all files are unchanged."""
+_FILE_CHECKS = 16
+"""Shards of each source that are looked at before tokens are copied."""
 _KEPT_BYTES = 24 << 20
 
 
@@ -99,6 +101,7 @@ class PlanEngine:
                 f"batch_size={batch_size} does not work with edits or a schedule, which count steps of "
                 f"{self.plan.global_batch} samples; call get_batch() without a size"
             )
+        self._check_files()
         for _ in range(2):
             step, following = self.plan.read(position, count)
             if step is not None:
@@ -110,6 +113,7 @@ class PlanEngine:
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
         """Batch `number` of an epoch."""
+        self._check_files()
         step, _ = self.plan.read(self.plan.seek(self.plan.delivered_steps(epoch)[number]))
         assert step is not None
         return self._make_one(step)
@@ -137,6 +141,7 @@ class PlanEngine:
         position = self.plan.next_delivered(position)
         epoch, wanted = position.epoch, 1
         while position.epoch == epoch:
+            self._check_files()
             found: list[tuple[Step, Position]] = []
             while len(found) < wanted and position.epoch == epoch:
                 more = self.plan.read_block(position, wanted - len(found))
@@ -152,7 +157,6 @@ class PlanEngine:
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
 
     def _make_one(self, step: Step) -> TrainingBatch:
-        self._check_files()
         (share,) = self._placed([self._share(step)])
         return self._build(share)
 
@@ -270,12 +274,13 @@ class PlanEngine:
                 source.inputs.table.close()
 
     def _check_files(self) -> None:
-        """Check now and then that no shard was changed or removed: mapped memory does not show it."""
+        """Check that no shard was changed or removed, which mapped memory does not show: of many, all once a second."""
         now = time.monotonic()
-        if now - self._checked >= _FILE_CHECK_SECONDS:
+        due = now - self._checked >= _FILE_CHECK_SECONDS
+        if due:
             self._checked = now
-            for table in self._tables:
-                table.check_unchanged()
+        for table in self._tables:
+            table.check_unchanged(None if due else _FILE_CHECKS)
 
     def _nothing(self, count: int | None) -> PenstockError:
         samples = sum(source.order.count(0) for source in self.plan.sources)

@@ -6,11 +6,10 @@ Stores are opened as they are, raw files as the store made of them.
 from __future__ import annotations
 
 import glob
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import xxhash
 
@@ -22,10 +21,11 @@ from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, list_files
+from penstock.files.listing import PathLike, as_paths, list_files
 from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
+from penstock.sources.inputs import Input, as_input, shown_input
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
 from penstock.store.manifest import Manifest, is_store, refuse_remote_store
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
     from penstock.transforms.tokenization import Tokenizer
 
-Paths = PathLike | Iterable[PathLike] | Store
+Paths: TypeAlias = PathLike | Iterable[PathLike] | Store | Input
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,23 +78,29 @@ def open_inputs(
     *,
     preference: bool | None = None,
 ) -> Inputs:
-    """Open a store, several stores, a directory of stores, or raw files, which `recipe` prepares into a store once.
+    """Open a store, several stores, a directory of stores, or raw data, which `recipe` prepares into a store once.
+
+    Raw data is files, or anything else that `open_source` takes.
 
     Of several processes that need the same store, one makes it and the others wait. Stores of preferences are refused
     unless `preference` is set.
     """
-    paths = paths if isinstance(paths, Store) else _listed(paths)  # once: it may be an iterator
+    paths = paths if isinstance(paths, Store) else as_paths(paths) or as_input(paths)  # once: it may be an iterator
     stores = _stores(paths, options.verify)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
     if stores is None:
         if recipe is None:
-            list_files(_listed(paths))  # reports a missing path
-            raise ConfigError(f"{_shown(paths)} are raw files, which need a tokenizer; pass tokenizer=")
+            if not isinstance(paths, list):
+                raise ConfigError(f"{shown_input(paths)} holds raw rows, which need a tokenizer; pass tokenizer=")
+            list_files(paths)  # reports a missing path
+            raise ConfigError(f"{shown_input(paths)} are raw files, which need a tokenizer; pass tokenizer=")
         from penstock.corpus.prepare import prepare_cached  # imported only to make a store
+        from penstock.observe import pipeline_progress
 
         home = (options.cache or default_cache_directory()) / "stores"
-        made = prepare_cached(_listed(paths), home, recipe, budget=options.memory)
+        progress = pipeline_progress if options.progress else None
+        made = prepare_cached(paths, home, recipe, budget=options.memory, progress=progress)
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():
@@ -114,14 +120,16 @@ def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
 
 def stores_at(paths: Paths) -> list[Store]:
     """Stores at these paths; none if they are raw files."""
-    return _stores(paths if isinstance(paths, Store) else _listed(paths), "fast") or []
+    return _stores(paths if isinstance(paths, Store) else as_input(paths), "fast") or []
 
 
-def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
+def _stores(paths: Any, verify: Verify) -> list[Store] | None:
     """Stores at these paths; None if there are none."""
     if isinstance(paths, Store):
         return [paths]
-    listed = _listed(paths)
+    if not isinstance(paths, list):
+        return None
+    listed: list[PathLike] = paths
     for path in listed:
         refuse_remote_store(path)
     homes = [[] if (local := local_or_none(path)) is None else _stores_at(local) for path in listed]
@@ -131,7 +139,7 @@ def _stores(paths: Paths, verify: Verify) -> list[Store] | None:
         if not there:
             list_files(path)  # reports a missing path
             raise ConfigError(
-                f"{_shown(paths)} are stores and raw files; prepare the raw files, or pass both to MixedDataLoader"
+                f"{shown_input(paths)} are stores and raw files; prepare the raw files, or pass both to MixedDataLoader"
             )
     return [open_store(home, verify=verify) for found in homes for home in found]
 
@@ -153,24 +161,6 @@ def _stores_at(path: Path) -> list[Path]:
         names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
         return sorted(Path(name) for name in names if is_store(Path(name)))
     return []
-
-
-def _listed(paths: Any) -> Sequence[PathLike]:
-    if isinstance(paths, (str, Path)) or hasattr(paths, "__fspath__"):
-        return [paths]
-    if not isinstance(paths, Iterable):
-        raise ConfigError(f"path must be a path, a list of paths or a store, got {paths!r}")
-    listed = list(paths)
-    for path in listed:
-        if not isinstance(path, (str, os.PathLike)):
-            raise ConfigError(f"path must be a path, a list of paths or a store, got {path!r} among {len(listed)}")
-    if not listed:
-        raise ConfigError("path must name at least one file or store, got an empty list")
-    return listed
-
-
-def _shown(paths: Any) -> str:
-    return ", ".join(str(path) for path in _listed(paths))
 
 
 def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:

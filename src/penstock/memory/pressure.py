@@ -313,6 +313,12 @@ class ResidentWatch:
         self._budget.set_aside(nbytes, by=self)
 
 
+def give_back_memory() -> None:
+    """Return free pages to the system: those of malloc, and those that Arrow keeps for the calling thread."""
+    pa.system_memory_pool().release_unused()
+    pa.default_memory_pool().release_unused()
+
+
 def resident_bytes() -> int:
     """Resident set size of this process."""
     try:

@@ -40,6 +40,10 @@ class Samples:
     def tokens(self) -> int:
         return int(np.add.reduce(self.lengths))
 
+    @property
+    def nbytes(self) -> int:
+        return int(self.offsets.nbytes + self.rows.nbytes + self.starts.nbytes + self.lengths.nbytes)
+
     def sizes(self) -> npt.NDArray[np.int64]:
         """Tokens of each sample."""
         if self.single:

@@ -54,6 +54,8 @@ class Parcel:
     """Rows of the batch when it became due."""
     bad_rows: State | None = None
     """Size of the quarantine when this parcel became due, its own bad rows included."""
+    file_bytes: int | None = None
+    """Bytes of the input files before the next parcel, if the source is `Measured`."""
     taken: int = 0
     """Number of those rows that have reached the consumer, in this run or an earlier one."""
 
@@ -154,16 +156,16 @@ class Buffers:
 
     # -- 4: the sink thread --------------------------------------------------------------------------------------
 
-    def take_ready(self) -> tuple[list[Parcel] | None, float]:
-        """All parcels that are ready, in order (None: the end), and the seconds waited."""
+    def take_ready(self, deadline: float | None = None) -> tuple[list[Parcel] | None, float]:
+        """All parcels that are ready, in order (None: the end; none of them: the deadline), and the seconds waited."""
         with self._lock:
             self.waiting_consumer = True
-            waited = self._wait(self._ready_there, lambda: bool(self._ready) or self._finished)
+            waited = self._wait(self._ready_there, lambda: bool(self._ready) or self._finished, deadline)
             self.waiting_consumer = False
             if self._cancelled:
                 return None, waited
             if not self._ready:
-                return None, waited
+                return (None if self._finished else []), waited
             taken = list(self._ready)
             self._ready.clear()
             self._bytes["ready"] = 0
@@ -296,14 +298,15 @@ class Buffers:
             lane.append(victim.popleft())
             self.stolen += 1
 
-    def _wait(self, condition: threading.Condition, ready: Callable[[], Any]) -> float:
+    def _wait(self, condition: threading.Condition, ready: Callable[[], Any], deadline: float | None = None) -> float:
         if ready() or self._cancelled:
             return 0.0
-        since = time.monotonic()
-        while not (ready() or self._cancelled):
-            if not condition.wait(_WAIT):
+        since = now = time.monotonic()
+        while not (ready() or self._cancelled or (deadline is not None and now >= deadline)):
+            if not condition.wait(_WAIT if deadline is None else min(_WAIT, deadline - now)):
                 self._idle()
-        return time.monotonic() - since
+            now = time.monotonic()
+        return now - since
 
     def _conditions(self) -> list[threading.Condition]:
         return [

@@ -26,6 +26,10 @@ class PipelineConfig:
     """Threads, or spawned processes for transforms in pure Python."""
     batch_rows: int | Literal["auto"] = "auto"
     """Rows in every batch an iteration yields (the last may be shorter); "auto" lets sizes follow the bottleneck."""
+    max_wait_seconds: float | None = None
+    """Longest wait of a row for the others of its batch. A live source (`IteratorSource`) then hands over the rows it
+    has, and a batch of `batch_rows` leaves with fewer rows. None: the source decides (a second), and batches of
+    `batch_rows` are full."""
     on_error: OnError = "raise"
     """A bad row stops the run, is dropped and counted, or is dropped, counted and written to the quarantine file."""
     quarantine: str | Path | None = None
@@ -51,6 +55,7 @@ class PipelineConfig:
             raise ConfigError(f"max_workers must be a positive number, got {self.max_workers!r}")
         if self.batch_rows != "auto" and not _positive(self.batch_rows):
             raise ConfigError(f"batch_rows must be a positive number or 'auto', got {self.batch_rows!r}")
+        check_max_wait(self.max_wait_seconds)
         if self.on_error not in ("raise", "skip", "quarantine"):
             raise ConfigError(f"on_error must be 'raise', 'skip' or 'quarantine', got {self.on_error!r}")
         if self.max_failures is not None and self.max_failures < 0:
@@ -79,3 +84,10 @@ class PipelineConfig:
 
 def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def check_max_wait(seconds: float | None) -> float | None:
+    """A time to wait for rows, or None."""
+    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0):
+        raise ConfigError(f"max_wait_seconds must be a positive number of seconds or None, got {seconds!r}")
+    return seconds

@@ -10,7 +10,17 @@ from penstock.memory.pressure import ResidentWatch
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import StageMetrics, bottleneck
-from penstock.pipeline.stages import Acknowledged, BlockSource, Finishing, Located, Source, State, Stateful, Transform
+from penstock.pipeline.stages import (
+    Acknowledged,
+    BlockSource,
+    Finishing,
+    Located,
+    Measured,
+    Source,
+    State,
+    Stateful,
+    Transform,
+)
 from penstock.pipeline.tuner import RunTotals, Tuner
 from penstock.pipeline.watchdog import Watchdog, watchdog
 
@@ -30,6 +40,7 @@ class Context:
         # Checked once: a runtime check of a protocol costs microseconds, and these would be checked for every batch.
         self.blocks = source if isinstance(source, BlockSource) else None
         self.located = source if isinstance(source, Located) else None
+        self.measured = source if isinstance(source, Measured) else None
         self._stateful = source if isinstance(source, Stateful) else None
         self.acknowledged = source if isinstance(source, Acknowledged) else None
         self.holds_rows = any(isinstance(transform, Finishing) for transform in transforms)

@@ -13,6 +13,7 @@ from penstock.errors import StalledError
 from penstock.memory.pressure import MemoryPressureHandler
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import on_batch
+from penstock.pipeline.stages import Live
 from penstock.pipeline.workers import Workers
 
 _TICK = 0.05
@@ -56,6 +57,9 @@ class Control:
         for stage in self._context.stages:
             for thread, (since, origin) in list(stage.working.items()):
                 if now - since > allowed:
+                    source = self._context.source
+                    if stage is self._context.reading and isinstance(source, Live):
+                        thread = source.reading_thread or thread
                     frame = sys._current_frames().get(thread)
                     stack = "".join(traceback.format_stack(frame)[-6:]) if frame else "unknown\n"
                     raise StalledError(

@@ -50,9 +50,13 @@ class Delivery:
         """States to acknowledge once that many rows are published."""
         self._last_acknowledged = start.source
         """The last state that was acknowledged during iteration."""
+        self._deadline: float | None = None
+        """Time at which the rows that wait for a full batch leave without it."""
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
         self.rows_read = self.rows_out = 0
+        self.file_bytes: int | None = None
+        """Bytes of the input files before the next parcel."""
         self.dropped: Counter[str] = Counter()
         self.changed: Counter[str] = Counter()
         self.latency = StageMetrics("end to end", "latency")
@@ -63,15 +67,25 @@ class Delivery:
         The caller reports with `took` how many of its rows have reached the consumer, and closes the generator if it
         stops early: what was not delivered gives its memory back then.
         """
+        with closing(self._parcels()) as parcels:
+            for parcel in parcels:
+                if parcel is not None:
+                    yield parcel
+
+    def _parcels(self) -> Generator[Parcel | None]:
+        """Parcels in order; None whenever the deadline has passed without one."""
         while True:
             check_process(self._process, "this run of a pipeline")
-            taken, waited = self._buffers.take_ready()
+            taken, waited = self._buffers.take_ready(self._deadline)
             self._sinking.waited(for_input=waited)
             self._check()
             if taken is None:
                 if self._buffers.cancelled:
                     raise StoppedError("the pipeline was stopped before the end of its input")
                 return
+            if not taken:
+                yield None
+                continue
             waiting = deque(taken)
             try:
                 while waiting:
@@ -98,26 +112,38 @@ class Delivery:
         self.latency.add(time.monotonic() - parcel.read_at, rows, rows, 0, 0)
         parcel.reservation.release()
 
-    def batches(self, rows: int | Literal["auto"]) -> Iterator[pa.RecordBatch]:
-        """Batches for the loop: as they come, or cut and joined so that each has exactly `rows` rows."""
+    def batches(self, rows: int | Literal["auto"], max_wait_seconds: float | None = None) -> Iterator[pa.RecordBatch]:
+        """Batches for the loop: as they come, or cut and joined so that each has exactly `rows` rows.
+
+        With `max_wait_seconds` a batch leaves with fewer rows if its first has waited that long.
+        """
         pending: deque[Parcel] = deque()
         held = 0
         try:
-            with closing(self.parcels()) as parcels:
+            with closing(self._parcels()) as parcels:
                 for parcel in parcels:
-                    pending.append(parcel)
-                    held += parcel.batch.num_rows if parcel.batch is not None else 0
-                    # However many rows are wanted, the next ones must be admitted: what waits here stands, not queues.
-                    parcel.reservation.release()
-                    self._stand(pending)
-                    while held >= (1 if rows == "auto" else rows):
-                        size = held if rows == "auto" else rows
+                    least = 1
+                    if parcel is not None:
+                        pending.append(parcel)
+                        held += parcel.batch.num_rows if parcel.batch is not None else 0
+                        # However many rows are wanted, the next ones must be admitted: what waits here stands, not
+                        # queues.
+                        parcel.reservation.release()
+                        self._stand(pending)
+                        least = 1 if rows == "auto" else rows
+                    while held >= least:
+                        size = held if rows == "auto" else min(rows, held)
                         batch = self._cut(pending, size)
                         held -= size
+                        self._deadline = None
                         self._stand(pending)
                         yield batch
                         check_process(self._process, "this run of a pipeline")
                         self.asked_on()
+                    if not held:
+                        self._deadline = None
+                    elif max_wait_seconds is not None and self._deadline is None:
+                        self._deadline = time.monotonic() + max_wait_seconds
             if held:
                 yield self._cut(pending, held)
             while pending:
@@ -162,6 +188,7 @@ class Delivery:
         if parcel.error is not None:
             raise parcel.error
         self.rows_read += parcel.rows_in
+        self.file_bytes = parcel.file_bytes
         for dropped, changed in parcel.counts:
             self.dropped.update(dropped)
             self.changed.update(changed)

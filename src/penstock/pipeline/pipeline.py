@@ -25,7 +25,7 @@ from penstock.pipeline.functions import as_transform
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
-from penstock.pipeline.stages import Finishing, Fitting, Sink, Source, State, Stateful, Transform, TwoPart
+from penstock.pipeline.stages import Finishing, Fitting, Live, Sink, Source, State, Stateful, Transform, TwoPart
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -43,19 +43,20 @@ class Pipeline:
     Rows come out in the order they went in, with any number of workers; which rows, and their order, depend on
     nothing but the stages.
 
+    `source` may also be anything that `penstock.sources.open_source` takes: paths, a table, a list of dicts, a dataset.
     A transform may be a plain function: of a row (dict -> dict), or, if its parameter is annotated as
     `pyarrow.RecordBatch`, of a batch.
     """
 
     def __init__(
         self,
-        source: Source,
+        source: Source | Any,
         transforms: Sequence[Transform | Callable[..., Any]] | Transform | Callable[..., Any] = (),
         sink: Sink | None = None,
         config: PipelineConfig | None = None,
         budget: MemoryBudget | int | str | None = None,
     ) -> None:
-        self.source: Source = _checked(source, "source", "next_batch")
+        self.source: Source = _checked(_as_source(source), "source", "next_batch")
         steps: Sequence[Any] = transforms if isinstance(transforms, Sequence) else [transforms]
         self.transforms: list[Transform] = _in_parts([as_transform(step) for step in steps])
         _keep_json(self.source, self.transforms)
@@ -174,7 +175,7 @@ class Pipeline:
         delivery = runner.delivery
         try:
             runner.start()
-            yield from delivery.batches(self.config.batch_rows)
+            yield from delivery.batches(self.config.batch_rows, self.config.max_wait_seconds)
             delivery.bad_rows.finish(delivery.rows_read)
             delivery.asked_on(at_the_end=True)
         finally:
@@ -226,6 +227,8 @@ class Pipeline:
         for stage in (self.source, *self.transforms, self.sink):
             if isinstance(stage, Fitting):
                 stage.fit_budget(self.budget.capacity)
+        if isinstance(self.source, Live) and self.config.max_wait_seconds is not None:
+            self.source.max_wait_seconds = self.config.max_wait_seconds
         sink_name = stage_name(self.sink) if self.sink is not None else "the consumer"
         bad_rows = BadRows(self.config, self._quarantine_path())
         if state is None and self._start_from is not None and self._start_from["bad_rows"] is not None:
@@ -311,12 +314,20 @@ def _in_parts(transforms: list[Transform]) -> list[Transform]:
     return result
 
 
+def _as_source(data: Any) -> Any:
+    """Data in another form as a source."""
+    if hasattr(data, "next_batch"):
+        return data
+    from importlib import import_module
+
+    # By name, since sources know the pipeline.
+    return import_module("penstock.sources.by_suffix").open_source(data)
+
+
 def _checked(stage: Any, role: str, *methods: str) -> Any:
     missing = [name for name in methods if not callable(getattr(stage, name, None))]
     if missing:
         hint = f"; for a path use penstock.{role}s.open_{role}(...)" if isinstance(stage, (str, Path)) else ""
-        if role == "source" and isinstance(stage, (list, dict, pa.Table, pa.RecordBatch)):
-            hint = "; for data in memory use penstock.sources.MemorySource(...)"
         raise ConfigError(f"{stage!r:.100} cannot be a {role}: it has no method {' or '.join(missing)}{hint}")
     return stage
 

@@ -23,7 +23,7 @@ from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Block, Origin, Publishing, Rejected, Sink, State
+from penstock.pipeline.stages import Block, Live, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 
 
@@ -103,8 +103,9 @@ class SourceThread:
             )
         size = payload.nbytes
         context.tuner.saw_read(rows, size)
-        state = context.source_state()
-        return Parcel(number, payload, origin, state, reservation, time.monotonic(), rows_in=rows, size=size)
+        parcel = Parcel(number, payload, origin, context.source_state(), reservation, time.monotonic(), rows, size)
+        parcel.file_bytes = context.measured.file_bytes_read() if context.measured is not None else None
+        return parcel
 
     def _unreadable(self, number: int, reservation: Reservation, error: Exception) -> Parcel:
         """A parcel that carries the source's failure; or, if bad rows may be left out, the loss of the file's rest."""
@@ -171,6 +172,8 @@ class Runner:
         self.context.stop.set()
         self.context.unwatch()
         self.workers.buffers.cancel()
+        if isinstance(self.context.source, Live):
+            self.context.source.interrupt()
         if self._ended is None:
             self._ended = time.monotonic()
 
@@ -222,6 +225,8 @@ class Runner:
             "rows_in": context.rows_in,
             "rows_out": delivery.rows_out,
             "bytes_in": context.reading.bytes_in,
+            "rows_done": delivery.rows_read,
+            "file_bytes_done": delivery.file_bytes,
             "dropped": delivery.dropped.total(),
             "bad_rows": delivery.bad_rows.counts.total(),
             "memory": {

@@ -152,6 +152,23 @@ class Publishing(Protocol):
         ...
 
 
+@runtime_checkable
+class Live(Protocol):
+    """A source that may wait for rows for a long time, as for those of an iterator that others fill."""
+
+    max_wait_seconds: float | None
+    """Longest wait of a row for the others of its batch; None: until the batch is full."""
+
+    @property
+    def reading_thread(self) -> int | None:
+        """Number of the thread that reads, if it is another than the one that calls `next_batch`."""
+        ...
+
+    def interrupt(self) -> None:
+        """Make a `next_batch` that waits return, because the run is stopped; called from another thread."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Origin:
     """Origin of a batch: a file (or a name in angle brackets), its first row, its byte offset if there is one."""
@@ -166,6 +183,15 @@ class Located(Protocol):
     """A source that knows the origin of the batch it has just returned."""
 
     def origin(self) -> Origin | None: ...
+
+
+@runtime_checkable
+class Measured(Protocol):
+    """A source of files that knows how many of their bytes it has read: the progress of a run."""
+
+    def file_bytes_read(self) -> int:
+        """Bytes of all files, as they are on disk, before the next row."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,12 @@ from penstock.rl.options import RolloutBatching as RolloutBatching
 from penstock.rl.options import RolloutSelection as RolloutSelection
 from penstock.rl.options import Staleness as Staleness
 from penstock.rl.queue import RolloutQueue as RolloutQueue
+from penstock.rl.read.adapters import rollouts_from_openai as rollouts_from_openai
+from penstock.rl.read.adapters import rollouts_from_sglang as rollouts_from_sglang
+from penstock.rl.read.adapters import rollouts_from_transcripts as rollouts_from_transcripts
+from penstock.rl.read.adapters import rollouts_from_trl as rollouts_from_trl
+from penstock.rl.read.adapters import rollouts_from_verl as rollouts_from_verl
+from penstock.rl.read.adapters import rollouts_from_vllm as rollouts_from_vllm
 from penstock.rl.read.rollouts import read_rollouts as read_rollouts
 from penstock.rl.read.text import TextRule as TextRule
 from penstock.rl.rollout import Rollout as Rollout

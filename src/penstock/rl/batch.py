@@ -143,7 +143,29 @@ for _name in LENGTH_FIELDS:
     setattr(_DeferredBatch, _name, _DerivedField(_name))
 
 
-class RolloutBatch(_DeferredBatch):
+UNFINISHED = ("length", "abort", "truncated", "aborted")
+"""Finish reasons of responses that were cut: those of vLLM, SGLang and OpenAI, and of slime."""
+
+
+class _RowProperties(_DeferredBatch):
+    """Lists of metadata, one entry a rollout, and an array of what they say."""
+
+    @property
+    def groups(self) -> list[Any]:
+        return list(self.metadata["groups"])
+
+    @property
+    def ids(self) -> list[Any]:
+        return list(self.metadata["ids"])
+
+    @property
+    def truncated(self) -> Array:
+        """(rows,) True for responses that the engine did not finish, by their finish reason: length or abort."""
+        ended = np.array([reason in UNFINISHED for reason in self.metadata["finish_reasons"]], np.bool_)
+        return operations_of(self.input_ids, gradients=True).put(ended)
+
+
+class RolloutBatch(_RowProperties):
     """Arrays of one step, with RL columns in `metadata` as arrays of the same framework.
 
         rewards, prompt_length, response_length ...   (rows,)
@@ -255,14 +277,6 @@ class RolloutBatch(_DeferredBatch):
         """Divisors of token losses, which make the loss of a step a sum. (rows,); without padding shaped as input_ids,
         and 1 outside of responses."""
         return self.metadata.get("denominators")
-
-    @property
-    def groups(self) -> list[Any]:
-        return list(self.metadata["groups"])
-
-    @property
-    def ids(self) -> list[Any]:
-        return list(self.metadata["ids"])
 
     def as_trl(self) -> dict[str, Any]:
         """Inputs of the loss of TRL's `GRPOTrainer`, by its names. Numbers are not changed:

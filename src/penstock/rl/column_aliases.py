@@ -149,6 +149,13 @@ ENGINES = Dialect(
         "policy_version": ("policy_version", "weight_version"),
     },
 )
+TAU_BENCH = Dialect(
+    "tau-bench",
+    (),
+    {"messages": ("traj",), "group": ("group", "group_id", "task_id"), "reward": ("reward",)},
+    (("traj",),),
+)
+"""Transcripts. Not in `DIALECTS`: `task_id` is metadata in all others."""
 DIALECTS = (OURS, TRL, VERL, OPENRLHF, SLIME, ENGINES)
 FIELDS = tuple(dict.fromkeys(name for dialect in DIALECTS for name in dialect.names))
 
@@ -220,7 +227,7 @@ def _given_columns(
 def _dialect(names: Iterable[str], given: Mapping[str, str]) -> Dialect:
     there = set(names)
     for marks in ("marks", "text_marks"):
-        found = [d for d in DIALECTS if any(there.issuperset(mark) for mark in getattr(d, marks))]
+        found = [d for d in (*DIALECTS, TAU_BENCH) if any(there.issuperset(mark) for mark in getattr(d, marks))]
         if len(found) == 1:
             return found[0]
         if found and not _has_response(given):

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StalledError
 from penstock.rl.read.columns import as_objects, read_columns
+from penstock.rl.read.engines import engine_rollouts
 from penstock.rl.read.rollouts import column_fields, read_rollouts
 from penstock.rl.rollout import PER_TOKEN, Rollout, RolloutTable
 from penstock.rl.sources import Appends
@@ -229,7 +230,9 @@ class AppendReader:
 
     def read(self, rollouts: Any) -> tuple[RolloutTable, npt.NDArray[np.bool_]]:
         """Table of one append, and the rows without an id. The loader selects what is trained on."""
-        if _is_single(rollouts):
+        if self.columns is None and (outputs := engine_rollouts(rollouts)) is not None:
+            rollouts = outputs
+        elif _is_single(rollouts):
             rollouts = [rollouts]
         elif isinstance(rollouts, Iterable) and not hasattr(rollouts, "__len__"):
             rollouts = list(rollouts)  # read twice
@@ -248,7 +251,7 @@ class AppendReader:
         by_row = np.array([name.lstrip("~") == str(row) for row, name in enumerate(table.ids.tolist())], np.bool_)
         if table is rollouts or not by_row.any():
             return np.zeros(len(table), np.bool_)
-        given = read_columns(rollouts)
+        given = read_columns(rollouts, engines=self.columns is None)
         name = column_fields(given, self.columns).fields.get("id")
         if name is None:
             return by_row

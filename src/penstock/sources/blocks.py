@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import DataError
 from penstock.files.checksums import FileStamps
-from penstock.files.compression import ByteReader, DamagedStreamError, open_input
+from penstock.files.compression import ByteReader, DamagedStreamError, disk_position, open_input
 from penstock.files.records import Cutter, first_newline
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
@@ -111,6 +111,11 @@ class BlockReader:
     @property
     def held_bytes(self) -> int:
         return self._tail.nbytes
+
+    @property
+    def file_position(self) -> int:
+        """Bytes of the current file, as it is on disk, that were read."""
+        return disk_position(self._reader) if self._reader is not None else 0
 
     # -- one file ----------------------------------------------------------------------------------------------------
 
@@ -252,16 +257,17 @@ class RecordSpans:
         self.starts: npt.NDArray[np.int64]
         self.starts, self._stops = self._cutter.spans(np.frombuffer(block.data, np.uint8))
 
-    def filled(self) -> list[int]:
+    def filled(self) -> npt.NDArray[np.int64]:
         """The numbers of the records that are not blank."""
-        view, blank = memoryview(self._data), self._cutter.blank
-        spans = zip(self.starts.tolist(), self._stops.tolist())
-        # Most records show in their first bytes that they are not blank.
-        return [
-            number
-            for number, (start, stop) in enumerate(spans)
-            if not blank(bytes(view[start : min(stop, start + 64)])) or not blank(bytes(view[start:stop]))
-        ]
+        return np.flatnonzero(~self._cutter.blank(np.frombuffer(self._data, np.uint8), self.starts))
+
+    def gather(self, numbers: Sequence[int]) -> pa.Buffer:
+        """The bytes of these records, one after the other."""
+        first, last = numbers[0], numbers[-1]
+        if last - first + 1 == len(numbers):
+            return self.slice(first, last)
+        # Records of a JSON file may have nothing but a comma between them; a blank line is no record.
+        return pa.py_buffer(b"\n".join(memoryview(self.slice(number, number)) for number in numbers))
 
     def slice(self, first: int, last: int) -> pa.Buffer:
         """The bytes from the first of these records to the end of the last."""

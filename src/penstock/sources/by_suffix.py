@@ -17,8 +17,10 @@ from penstock.plugins import formats
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.record_source import RecordSource
+from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, data_files, has_mapping
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
@@ -53,12 +55,20 @@ class SourceFiles:
         return source
 
 
-def open_source(path: PathLike | Iterable[PathLike], **options: Any) -> Source:
-    """The source for a path, directory, glob or list of them, by the suffix of its files. They must all be alike.
+def open_source(data: Input, **options: Any) -> Source:
+    """The source for a path, directory, glob or list of them, by the suffix of its files; or for data in memory.
 
-    The directory of a token store is a `StoreSource`; it is opened by itself.
+    Files must all be alike. The directory of a token store is a `StoreSource`; it is opened by itself. Other data is a
+    source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts,
+    a dict of columns, or an iterable of dicts.
     """
-    found = find_source(path)
+    given = as_input(data)
+    if not isinstance(given, list):
+        if options:
+            raise ConfigError(f"{next(iter(options))}= is an option for files, and the input is {given!r}; omit it")
+        source: Source = given
+        return source
+    found = find_source(given)
     return found.open(**options) if isinstance(found, SourceFiles) else StoreSource(found, **options)
 
 
@@ -73,6 +83,9 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
         return stores[0]
     files = list_files(paths)
+    saved = any(file.name in (STATE, SPLITS) for file in files)
+    if saved:
+        files = data_files(files)
     kinds = {split_suffix(file)[0]: file for file in files}
     makers = _MAKERS if kinds.keys() <= _MAKERS.keys() else _with_plugins()
     unknown = [suffix for suffix in kinds if suffix not in makers]
@@ -84,7 +97,8 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     chosen = {makers[suffix] for suffix in kinds}
     if len(chosen) > 1:
         raise ConfigError(f"{path!r} holds files of several formats ({', '.join(sorted(kinds))}); open them one by one")
-    return SourceFiles(chosen.pop(), files)
+    kind = chosen.pop()
+    return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files)
 
 
 def _is_token_store(path: Path) -> bool:

@@ -333,17 +333,21 @@ def _check_groups(
 
 
 _FILE_MAGIC = b"ARROW1\0\0"
+_COPIED_BYTES = 1 << 25
+"""Record batches up to this size are read into memory."""
 
 
 class ArrowSource(FileSource):
-    """Arrow IPC: file format (`.arrow`, `.feather`), memory-mapped so that batches are views of it, or stream format.
+    """Arrow IPC: file format (`.arrow`, `.feather`) or stream format.
 
     The first bytes of a file decide which of the two it is, not its suffix. A compressed file is read from its
     beginning to its end, so resuming in it decompresses what comes before.
 
     Batches of `ArrowSink` are compared with their checksums before they are delivered; those of other writers are
-    validated (offsets, text, dictionary indices), so that a damaged one is an error and no crash. `verify=False`
-    leaves both out: for files that are known to be whole.
+    validated (offsets, text, dictionary indices), so that a damaged one is an error and no crash. They are read into
+    memory, so nothing that happens to the file afterwards changes them. `verify=False` leaves all this out, for files
+    that are known to be whole and stay so: batches are views of the mapped file. Files whose first batch is larger than
+    32 MiB, or a 16th of the memory budget, are mapped too: a batch may be larger than memory.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
@@ -351,6 +355,11 @@ class ArrowSource(FileSource):
     def __init__(self, paths: PathLike | Iterable[PathLike], *, verify: bool = True) -> None:
         super().__init__(paths)
         self._verify = verify
+        self._copied_bytes = _COPIED_BYTES
+
+    def fit_budget(self, nbytes: int) -> None:
+        """Map batches that are large against the memory there is."""
+        self._copied_bytes = min(_COPIED_BYTES, nbytes // 16)
 
     def _file_schema(self, path: Path) -> pa.Schema:
         reader = _ArrowReader(path, verify=self._verify)
@@ -365,14 +374,15 @@ class ArrowSource(FileSource):
             reader.close()
 
     def _open(self, path: Path) -> OpenedFile:
-        return _ArrowReader(path, verify=self._verify)
+        return _ArrowReader(path, verify=self._verify, copied_bytes=self._copied_bytes)
 
 
 class _ArrowReader:
     """One open file of either kind."""
 
-    def __init__(self, path: Path, *, verify: bool) -> None:
-        self._verify, self._checksums = verify, None
+    def __init__(self, path: Path, *, verify: bool, copied_bytes: int = 0) -> None:
+        self._path, self._verify, self._copied_bytes = path, verify, copied_bytes
+        self._checksums: Checksums | None = None
         self._pending: pa.RecordBatch | None = None
         self._file: Any = None
         """Resource to close: a mapping, or a stream of decompressed bytes."""
@@ -413,7 +423,8 @@ class _ArrowReader:
 
     def held_bytes(self) -> int:
         pending = self._pending
-        return pending.nbytes if pending is not None and not self._random else 0  # a mapping is the system's to keep
+        mapped = isinstance(self._file, MappedFile)  # which is the system's to keep
+        return pending.nbytes if pending is not None and not mapped else 0
 
     def close(self) -> None:
         # Batches that are still in use keep the mapping alive by reference; this only drops our own.
@@ -439,7 +450,23 @@ class _ArrowReader:
             self._file.close()
             raise
 
+    def _copy_batches(self) -> None:
+        """Read batches into memory from here on, if they are small: a mapped file that is truncated while somebody uses
+        a batch of it ends the process."""
+        mapped = self._file
+        try:
+            first = self._ipc.get_batch(0) if self._random else next(iter(pa.ipc.open_stream(mapped.buffer())))
+            if first.get_total_buffer_size() > self._copied_bytes:
+                return
+        except (pa.ArrowException, OSError, ValueError, StopIteration):
+            pass  # there is none, or it is damaged, which is reported in its place
+        self._file = pa.OSFile(str(self._path))
+        self._ipc = pa.ipc.open_file(self._file) if self._random else pa.ipc.open_stream(self._file)
+        mapped.close()
+
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
+        if self._verify and isinstance(self._file, MappedFile):
+            self._copy_batches()
         checksums = self._checksums
         if not self._random:
             for batch in self._ipc:
@@ -459,7 +486,11 @@ class _ArrowReader:
     def _check_segment(self, checksums: Checksums, number: int) -> None:
         """Segment n is batch n, with what stands between it and the batch before."""
         low, high = checksums.segment(number)
-        checksums.check_data(number, self._file.buffer(low, high - low))
+        if isinstance(self._file, MappedFile):
+            checksums.check_data(number, self._file.buffer(low, high - low))
+        else:
+            with open(self._path, "rb", buffering=0) as file:
+                checksums.check(file, low, high)
 
     def _validated(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._verify:

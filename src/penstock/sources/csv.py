@@ -107,18 +107,20 @@ class CsvSource(RecordSource):
             reader.close()
         if block is None:
             return 0, ()
-        starts, stops = cutter.spans(np.frombuffer(block.data, np.uint8))
-        for start, stop in zip(starts.tolist(), stops.tolist()):
-            line = block.data.slice(start, stop - start).to_pybytes()
-            if not cutter.blank(line):
-                try:
-                    names = next(csv.reader(io.StringIO(line.decode(), newline="\n"), delimiter=delimiter))
-                    return block.place.offset + stop, _distinct(tuple(names), "the header")
-                except (UnicodeDecodeError, csv.Error, ConfigError) as error:
-                    raise DataError(
-                        f"the header cannot be read: {error}", file=str(path), offset=block.place.offset + start
-                    ) from error
-        return 0, ()
+        data = np.frombuffer(block.data, np.uint8)
+        starts, stops = cutter.spans(data)
+        filled = np.flatnonzero(~cutter.blank(data, starts))
+        if not len(filled):
+            return 0, ()
+        start, stop = int(starts[filled[0]]), int(stops[filled[0]])
+        try:
+            line = block.data.slice(start, stop - start).to_pybytes().decode()
+            names = next(csv.reader(io.StringIO(line, newline="\n"), delimiter=delimiter))
+            return block.place.offset + stop, _distinct(tuple(names), "the header")
+        except (UnicodeDecodeError, csv.Error, ConfigError) as error:
+            raise DataError(
+                f"the header cannot be read: {error}", file=str(path), offset=block.place.offset + start
+            ) from error
 
     def _parse(self, data: pa.Buffer, layout: FileLayout) -> pa.RecordBatch:
         check_utf8(data)

@@ -8,6 +8,7 @@ import re
 import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import ClassVar, Protocol
 from urllib.parse import unquote
@@ -216,6 +217,14 @@ class FileList:
                 "are gone; restore it, or start without the state"
             )
 
+    def bytes_before(self, number: int) -> int:
+        """Size of all files before this one."""
+        return self._ends[number - 1] if number else 0
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        return list(accumulate(file.stat().st_size for file in self.files))
+
     def __str__(self) -> str:
         if len(self._paths) > 2:
             return f"{len(self._paths)} paths"
@@ -363,6 +372,9 @@ class FileSource(Source):
 
     def origin(self) -> Origin | None:
         return self._origin
+
+    def file_bytes_read(self) -> int:
+        return self._list.bytes_before(self._file)
 
     def skip_file(self) -> str:
         """After an error: continue with the next file; returns a description of the loss."""

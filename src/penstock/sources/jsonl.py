@@ -14,7 +14,7 @@ import pyarrow.json as pj
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.compression import DamagedStreamError, open_input
-from penstock.files.json_values import loads
+from penstock.files.json_values import DepthError, is_too_deep, loads
 from penstock.files.listing import PathLike
 from penstock.files.records import JsonItems, JsonLines
 from penstock.pipeline.functions import arrow_schema
@@ -147,9 +147,19 @@ class JsonlSource(RecordSource):
             return from_rows(kept, Schema.from_arrow(self.schema))
         return pa.RecordBatch.from_pylist([conform(row, self._json_text) for row in rows], schema=self.schema)
 
+    def _obvious_error(self, record: pa.Buffer) -> Exception | None:
+        text = record.to_pybytes()
+        try:
+            return None if isinstance(_loads(text), dict) else ValueError("a row is not an object")
+        except ValueError as error:
+            # Arrow's parser takes `-NaN` and `Inf` too.
+            return None if b"NaN" in text or b"Inf" in text else error
+
     def _explain(self, record: bytes, layout: FileLayout, error: Exception) -> tuple[str, str]:
         try:
             row = _loads(record)
+        except DepthError as problem:
+            return "nested too deeply", f"{problem}; leave the row out with on_error='skip': {record[:80]!r}"
         except ValueError as problem:
             half = _lone_surrogate(record)
             if half is not None:
@@ -251,7 +261,9 @@ class JsonlSource(RecordSource):
         data = np.frombuffer(block.data, np.uint8)
         table = self._read_skeleton(block, data)
         if table is None:
-            ready, _ = block.meta["layout"].cutter.prepare(data)
+            ready, count = block.meta["layout"].cutter.prepare(data)
+            if not count:
+                return pa.struct([])
             table = self._read_any(pa.py_buffer(ready))
         return pa.struct([(field.name, self._wanted(field.name, field.type)) for field in table.schema])
 
@@ -342,10 +354,8 @@ def _records(data: Any, layout: FileLayout) -> Iterator[tuple[int, bytes]]:
     """The records of a block that are not blank, with their numbers."""
     starts, stops = layout.cutter.spans(data)
     view = memoryview(data)
-    for number, (start, stop) in enumerate(zip(starts.tolist(), stops.tolist())):
-        record = bytes(view[start:stop])
-        if not layout.cutter.blank(record):
-            yield number, record
+    for number in np.flatnonzero(~layout.cutter.blank(data, starts)).tolist():
+        yield number, bytes(view[starts[number] : stops[number]])
 
 
 def _loads(record: bytes) -> Any:
@@ -355,7 +365,7 @@ def _loads(record: bytes) -> Any:
 
 def _loads_halves(record: bytes) -> Any:
     """As `_loads`, with halves of surrogate pairs: such a row is refused when it is read, but its fields are known."""
-    return _loads(record) if _lone_surrogate(record) is None else json.loads(record)
+    return _loads(record) if _lone_surrogate(record) is None or is_too_deep(record) else json.loads(record)
 
 
 def _lone_surrogate(record: bytes) -> str | None:

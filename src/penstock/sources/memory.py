@@ -10,12 +10,17 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.files.checksums import FileFingerprint
 from penstock.files.states import StateFormat
 from penstock.pipeline.chain import describe_difference
+from penstock.pipeline.config import check_max_wait
 from penstock.pipeline.functions import arrow_schema
+from penstock.pipeline.iterator_thread import IteratorThread
 from penstock.pipeline.stages import Origin, Source, State
+from penstock.sources.content import content_hash, sample_hash
 from penstock.sources.file_source import is_schema, schema_mark, schema_of
 from penstock.sources.json_types import json_texts, marked_json, with_json
+from penstock.sources.tables import Rows, dataset_rows, kind_of, readable, refuse_splits
 from penstock.types import Schema, from_numpy, from_rows
 
 _MEMORY_STATE = StateFormat("rows in memory", "a MemorySource")
@@ -23,18 +28,21 @@ _MEMORY_STATE = StateFormat("rows in memory", "a MemorySource")
 
 class MemorySource(Source):
     """Rows that are in memory: a list of dicts or of plain values (one column `value`), a dict of columns, an Arrow
-    table or batch, a pandas DataFrame, a NumPy array (structured, or plain as one column `value`), or a dict of NumPy
-    arrays. Arrow data and NumPy numbers are not copied. A DataFrame's index is a column if it has a name.
+    table or batch, a pandas or Polars DataFrame, a Hugging Face dataset, a NumPy array (structured, or plain as one
+    column `value`), or a dict of NumPy arrays. Arrow data and NumPy numbers are not copied. The index of a pandas
+    DataFrame is a column if it has a name.
     """
 
     def __init__(self, data: Any, *, schema: pa.Schema | Any | None = None) -> None:
         self._kind = type(data).__name__
         self._values = data if schema is None and _is_untyped(data) else None
         """Rows without types of their own, as given."""
+        self._dataset = data if schema is None and kind_of(data) == "Dataset" else None
+        """A dataset that may be on disk, for a copy of this source in another process."""
         self._kept = False
-        self._made: pa.Table | None = None
+        self._made: Rows | None = None
         try:
-            self._made = _as_table(data, arrow_schema(schema)).replace_schema_metadata(None)
+            self._made = _as_rows(data, arrow_schema(schema))
         except (SchemaError, pa.ArrowInvalid, pa.ArrowTypeError):
             if self._values is None:
                 raise
@@ -46,10 +54,42 @@ class MemorySource(Source):
         return self._table.schema
 
     @property
-    def _table(self) -> pa.Table:
+    def _table(self) -> Rows:
         if self._made is None:
-            self._made = _as_table(self._values, None).replace_schema_metadata(None)
+            self._made = _as_rows(self._values if self._dataset is None else self._dataset, None)
         return self._made
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ if self._dataset is None else self.__dict__ | {"_made": None}
+
+    @property
+    def bytes_to_send(self) -> int:
+        """Bytes of a copy of this source in another process: none to speak of for a dataset on disk."""
+        on_disk = self._dataset is not None and self._dataset.cache_files
+        return 0 if on_disk else self.nbytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self._table.nbytes
+
+    def column_names(self) -> list[str]:
+        """Names of the columns, which need not have types yet."""
+        return self.schema.names if self._values is None else [str(name) for name in _names(self._values)]
+
+    def rows_from(self, row: int, max_rows: int) -> pa.RecordBatch | None:
+        """At most `max_rows` rows from a row on, to where a chunk ends: joining two would copy; None at the end."""
+        if row >= self._table.num_rows:
+            return None
+        return self._table.slice(row, max_rows).to_batches()[0]
+
+    def fingerprints(self) -> list[FileFingerprint]:
+        """The content of all rows; all of them are read for it."""
+        return [FileFingerprint("<rows>", self._table.num_rows, content_hash(self._table))]
+
+    def sampled_identity(self) -> list[Any]:
+        """Identity by some of the rows, which costs the same for any number of them."""
+        return [self._table.num_rows, self.nbytes, sample_hash(self._table)]
 
     def keep_json(self, columns: Mapping[str, Collection[str]]) -> bool:
         """Values that are no Arrow data have these columns as JSON text, for a stage that wants it; whether they do."""
@@ -61,9 +101,9 @@ class MemorySource(Source):
         return True
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        if self._row >= self._table.num_rows:
+        batch = self.rows_from(self._row, max_rows)
+        if batch is None:
             return None
-        batch = self._table.slice(self._row, max_rows).to_batches()[0]  # to where a chunk ends: joining two would copy
         self._first_row = self._row
         self._row += batch.num_rows
         return batch
@@ -114,11 +154,20 @@ def _with_json(data: Any, named: Sequence[str]) -> Any:
     return data.assign(**{name: json_texts(data[name].tolist()) for name in named})
 
 
+def _as_rows(data: Any, schema: pa.Schema | None) -> Rows:
+    if schema is None and kind_of(data) == "Dataset":
+        return dataset_rows(data)
+    refuse_splits(data)
+    return readable(_as_table(data, schema))
+
+
 def _as_table(data: Any, schema: pa.Schema | None) -> pa.Table:
     if isinstance(data, pa.RecordBatch):
         data = pa.Table.from_batches([data])
     if isinstance(data, pa.Table):
         return data.cast(schema) if schema is not None else data
+    if kind_of(data) == "Dataset":
+        return data.with_format("arrow")[:].cast(schema)
     if type(data).__module__.partition(".")[0] == "pandas":
         named = any(name is not None for name in data.index.names)
         return pa.Table.from_pandas(data, schema=schema, preserve_index=named)
@@ -144,7 +193,9 @@ def _as_table(data: Any, schema: pa.Schema | None) -> pa.Table:
 _ITERATOR_STATE = StateFormat("rows of an iterator", "an IteratorSource")
 _NAME = "<iterator>"
 _LEARN_ROWS = 256
-_END = object()
+_SKIP_ROWS = 1024
+_MAX_WAIT_SECONDS = 1.0
+_END, _LATE = object(), object()
 
 
 class IteratorSource(Source):
@@ -152,21 +203,38 @@ class IteratorSource(Source):
 
     Give a function, or something that can be iterated again, to be able to resume and to run twice: an iterator starts
     only once. Resuming passes over the rows before the saved one, so it costs as much as making them.
-    Without a `schema` rows get that of the first 256 of them, and batches have to have that of the first. A later row
-    that does not fit is a bad row; among those 256 it is an error, since either may be right.
+    One thread makes, reads and closes the iterator, so a function may open a database: its cursor stays in its thread.
+
+    A batch leaves `max_wait_seconds` after its first row, with the rows that have come by then; None waits until it is
+    full. Only the cuts between batches depend on it, never the rows or their order.
+
+    Without a `schema` rows get that of the first 256 of them, or of those that have come in time (as soon as every
+    column has a type), and batches have to have that of the first. A later row that does not fit is a bad row; among
+    the first ones it is an error, since either may be right.
     """
 
     def __init__(
-        self, items: Iterable[Any] | Callable[[], Iterable[Any]], *, schema: pa.Schema | Any | None = None
+        self,
+        items: Iterable[Any] | Callable[[], Iterable[Any]],
+        *,
+        schema: pa.Schema | Any | None = None,
+        max_wait_seconds: float | None = _MAX_WAIT_SECONDS,
     ) -> None:
         if not callable(items) and not isinstance(items, Iterable):
             raise ConfigError(f"expected an iterable or a function that returns one, got {items!r}")
+        self.max_wait_seconds = check_max_wait(max_wait_seconds)
+        """Longest wait of a row for the others of its batch; `PipelineConfig(max_wait_seconds=...)` sets it too."""
         self._items = items
         self._given: pa.Schema | None = arrow_schema(schema)
         self._schema = self._given
         self._mark: str | None = None
         """The learned schema, as the state keeps it."""
-        self._iterator: Iterator[Any] | None = None
+        self._learn_rows = _LEARN_ROWS
+        """Rows that the schema is learned from; fewer if a batch had to leave before."""
+        self._reader: IteratorThread[Any] | None = None
+        self._begun = self._closed = False
+        self._late = False
+        """True if the last rows that were taken are all that came in time."""
         self._waiting: deque[Any] = deque()
         """Rows taken from the iterator that do not fit into one batch with the rows before them."""
         self._pending: pa.RecordBatch | None = None
@@ -181,13 +249,29 @@ class IteratorSource(Source):
 
         Tables have the types that they have.
         """
-        if self._json or self._given is not None or self._iterator is not None:
+        if self._json or self._schema is not None:
             return bool(self._json >= columns.keys())
         self._json = frozenset(columns)
         return True
 
+    def column_names(self) -> list[str]:
+        """Names of the columns, as the first row or table has them."""
+        if self._schema is not None:
+            return list(self._schema.names)
+        first = self._next_item(1)
+        if first is _END:
+            return []
+        self._waiting.appendleft(first)
+        return [str(name) for name in first] if isinstance(first, Mapping) else list(first.schema.names)
+
+    def learned_schema(self) -> pa.Schema:
+        """The columns and their types, for which the first rows are taken from the iterator; no row is lost."""
+        if self._schema is None and self._pending is None:
+            self._pending = self._make(_LEARN_ROWS, self.max_wait_seconds)
+        return pa.schema([]) if self._schema is None else self._schema
+
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        batch = self._pending if self._pending is not None else self._make(max_rows)
+        batch = self._pending if self._pending is not None else self._make(max_rows, self.max_wait_seconds)
         if batch is None:
             return None
         part, rest = batch.slice(0, max_rows), batch.slice(max_rows)
@@ -211,22 +295,46 @@ class IteratorSource(Source):
 
     def reset(self) -> None:
         """Back to the first row."""
-        if self._iterator is not None and not self._repeatable():
+        if self._row == 0 and not self._closed and (self._pending is not None or self._waiting):
+            return  # rows were taken to learn their columns, and none was delivered
+        if self._begun and not self._repeatable():
             raise ConfigError("an iterator runs only once: give IteratorSource a function that makes it, or a list")
-        self._iterator = self._pending = self._mark = None
+        self.close()
+        self._begun = self._closed = self._late = False
+        self._pending = self._mark = None
         self._waiting.clear()
         self._first_row = self._row = 0
-        self._schema = self._given
+        self._schema, self._learn_rows = self._given, _LEARN_ROWS
+
+    def interrupt(self) -> None:
+        """Make a `next_batch` that waits for rows return; called from another thread when a run is stopped."""
+        reader = self._reader
+        if reader is not None:
+            reader.stop()
+
+    def close(self) -> None:
+        """End the thread of the iterator; `reset` begins again. An iterator that was given as such stays open."""
+        reader, self._reader = self._reader, None
+        self._closed = True
+        if reader is not None:
+            reader.close()
+
+    @property
+    def reading_thread(self) -> int | None:
+        """Number of the thread in which the iterator runs."""
+        return None if self._reader is None else self._reader.ident
 
     def state_dict(self) -> State:
-        return _ITERATOR_STATE.write({"row": self._row, "schema": self._mark})
+        early = {"learned": self._learn_rows} if self._learn_rows != _LEARN_ROWS else {}
+        return _ITERATOR_STATE.write({"row": self._row, "schema": self._mark, **early})
 
     def load_state_dict(self, state: State) -> None:
-        if self._iterator is not None and not self._repeatable():
+        if self._row and not self._repeatable():
             raise ResumeError("an iterator cannot be resumed: give IteratorSource a function that makes it, or a list")
         state = _ITERATOR_STATE.read(state)
         self.reset()
         mark, rows = state["schema"], state["row"]
+        self._learn_rows = state.get("learned", _LEARN_ROWS)
         if mark is not None and is_schema(mark):
             self._mark, self._schema = mark, schema_of(mark)
         self._pass_over(rows)
@@ -235,14 +343,15 @@ class IteratorSource(Source):
 
     def _pass_over(self, rows: int) -> None:
         """To where the state was saved, bad rows included."""
-        if self._schema is None and rows:
-            self._pending = self._make(_LEARN_ROWS)  # a schema too wide to be kept in the state is learned again
+        if rows and (self._schema is None or self._pending is not None):
+            if self._pending is None:
+                self._pending = self._make(self._learn_rows, None)  # too wide for the state: it is learned again
             taken = self._pending.num_rows if self._pending is not None else 0
             self._row = min(taken, rows)
             rest = self._pending.slice(self._row) if self._pending is not None else None
             self._pending = rest if rest is not None and rest.num_rows else None
         while self._row < rows:
-            item = self._next_item()
+            item = self._next_item(min(rows - self._row, _SKIP_ROWS))
             if item is _END:
                 raise ResumeError(f"the state was saved at row {rows}, the iterator ended after {self._row} rows")
             wanted = rows - self._row
@@ -253,20 +362,26 @@ class IteratorSource(Source):
     def _repeatable(self) -> bool:
         return callable(self._items) or not isinstance(self._items, Iterator)
 
-    def _make(self, max_rows: int) -> pa.RecordBatch | None:
+    def _make(self, max_rows: int, max_wait_seconds: float | None) -> pa.RecordBatch | None:
         """The next rows as a batch; None at the end."""
         # The number of rows the schema is learned from must not depend on the number requested.
-        most = max_rows if self._schema is not None else _LEARN_ROWS
+        most = max_rows if self._schema is not None else self._learn_rows
         rows: list[Mapping[str, Any]] = []
         while len(rows) < most:
-            item = self._next_item()
-            if isinstance(item, Mapping):
+            item = self._next_item(most - len(rows), max_wait_seconds, first=not rows)
+            if type(item) is dict or isinstance(item, Mapping):
                 rows.append(item)
+            elif item is _LATE:
+                if self._schema is not None or self._have_types(rows):
+                    self._learn_rows = len(rows) if self._schema is None else self._learn_rows
+                    break
+            elif item is _END:
+                if rows:
+                    break  # an error after them comes next
+                return None
             elif rows:
                 self._waiting.appendleft(item)
                 break
-            elif item is _END:
-                return None
             elif not isinstance(item, (pa.RecordBatch, pa.Table)):
                 self._waiting.appendleft(item)
                 raise DataError(
@@ -276,10 +391,44 @@ class IteratorSource(Source):
                 return self._whole(item)
         return self._from_rows(rows)
 
-    def _next_item(self) -> Any:
-        if self._iterator is None:
-            self._iterator = iter(self._items() if callable(self._items) else self._items)
-        return self._waiting.popleft() if self._waiting else next(self._iterator, _END)
+    def _have_types(self, rows: list[Mapping[str, Any]]) -> bool:
+        """True if every column of the first rows has a type, so that later ones can be expected to fit."""
+        try:
+            schema = self._batch_of(rows, None).schema
+        except SchemaError:
+            return True  # more rows do not change that
+        return not any(_is_untyped_column(column.type) for column in schema)
+
+    def _next_item(self, most: int, max_wait_seconds: float | None = None, *, first: bool = True) -> Any:
+        """The next item of up to `most`; `_END` after the last, `_LATE` if none has come in time."""
+        if self._waiting:
+            return self._waiting.popleft()
+        if self._late and not first:
+            self._late = False
+            return _LATE
+        return self._take(most, max_wait_seconds, first=first)
+
+    def _take(self, most: int, max_wait_seconds: float | None, *, first: bool) -> Any:
+        if self._closed:
+            raise ValueError("the source is closed; reset() begins again")
+        if self._reader is None:
+            self._begun, items = True, self._items
+            self._reader = IteratorThread(
+                lambda: iter(items() if callable(items) else items),
+                owned=not isinstance(items, Iterator),
+                is_whole=_is_whole,
+            )
+        reader = self._reader
+        try:
+            taken = reader.take(most, max_wait_seconds, first=first)
+        except Exception as error:
+            _check_thread(error, self._items)
+            raise
+        if not taken:
+            return _END if first or reader.over else _LATE
+        self._waiting.extend(taken)
+        self._late = len(taken) < most and not reader.over and isinstance(taken[-1], Mapping)
+        return self._waiting.popleft()
 
     def _from_rows(self, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
         """A batch of rows; only those before the first bad one, which raises on the next call."""
@@ -341,6 +490,26 @@ class IteratorSource(Source):
 
     def __repr__(self) -> str:
         return f"IteratorSource({getattr(self._items, '__name__', type(self._items).__name__)})"
+
+
+def _is_whole(item: Any) -> bool:
+    """True for an item that is a batch by itself."""
+    return not isinstance(item, Mapping)
+
+
+def _is_untyped_column(kind: pa.DataType) -> bool:
+    if pa.types.is_nested(kind):
+        return any(_is_untyped_column(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_null(kind))
+
+
+def _check_thread(error: Exception, items: Any) -> None:
+    """Say how a cursor is read that was opened in another thread than the one that reads it."""
+    if not callable(items) and type(error).__name__ == "ProgrammingError" and "thread" in str(error):
+        raise ConfigError(
+            "the rows come from a connection that works only in the thread that opened it; give IteratorSource a "
+            f"function that opens it and yields the rows, which runs in one thread: {error}"
+        ) from error
 
 
 def _rows_in(item: Any) -> int:

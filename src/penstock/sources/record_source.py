@@ -92,6 +92,10 @@ class RecordSource(Source):
         """(kind, reason) of a record that does not parse by itself."""
         raise NotImplementedError(type(self).__name__)
 
+    def _obvious_error(self, record: pa.Buffer) -> Exception | None:
+        """Error of a bad record, if it can be found in less time than parsing the record alone takes."""
+        return None
+
     def _scan(self, blocks: Iterator[Block]) -> Scan:
         """Returns the schema that every record of the input fits; yields after every block."""
         raise NotImplementedError(type(self).__name__)
@@ -164,7 +168,7 @@ class RecordSource(Source):
             batch = self._parse(block.data, block.meta["layout"])
         except _BAD:
             return self._rescue(block)
-        return Decoded(batch, rows=tuple(RecordSpans(block).filled()) if batch.num_rows < records else None)
+        return Decoded(batch, rows=tuple(RecordSpans(block).filled().tolist()) if batch.num_rows < records else None)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         """Rows without an engine. A bad record raises in its place; the next call continues after it."""
@@ -185,6 +189,12 @@ class RecordSource(Source):
 
     def origin(self) -> Origin | None:
         return self._origin
+
+    def file_bytes_read(self) -> int:
+        reader = self._reader
+        if reader is None:
+            return self._list.bytes_before(self._start.file)
+        return self._list.bytes_before(reader.place.file) + reader.file_position
 
     def offset_of(self, block: Block, row: int) -> int | None:
         starts = RecordSpans(block).starts
@@ -318,16 +328,23 @@ class RecordSource(Source):
         return Block(origin, raw.data, raw.data.size, meta)
 
     def _rescue(self, block: Block) -> Decoded:
-        """Parse what can be parsed: halve the block until each bad record stands alone."""
+        """Parse what can be parsed: the records without an obvious error, halved until each bad one stands alone."""
         spans, layout = RecordSpans(block), block.meta["layout"]
-        filled = spans.filled()
         good: list[pa.RecordBatch] = []
         rows: list[int] = []
         rejected: list[Rejected] = []
-        todo = [filled] if filled else []
+        left: list[int] = []
+        for number in spans.filled().tolist():
+            data = spans.slice(number, number)
+            error = self._obvious_error(data)
+            if error is None:
+                left.append(number)
+            else:
+                rejected.append(self._reject(block, number, spans, data, error))
+        todo = [left] if left else []
         while todo:
             part = todo.pop()
-            data = spans.slice(part[0], part[-1])
+            data = spans.gather(part)
             try:
                 batch = self._parse(data, layout)
             except _BAD as error:
@@ -339,6 +356,7 @@ class RecordSource(Source):
                 continue
             good.append(batch)
             rows += part
+        rejected.sort(key=lambda one: one.row or 0)
         return Decoded(pa.concat_batches(good) if good else self._none(), tuple(rejected), tuple(rows))
 
     def _reject(self, block: Block, row: int, spans: RecordSpans, data: pa.Buffer, error: Exception) -> Rejected:

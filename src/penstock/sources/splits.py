@@ -8,11 +8,13 @@
 Lines (text, JSON Lines) are cut by bytes: a line belongs to the split in which it begins. Parquet is cut
 between row groups, Arrow files between record batches, a token store between any two rows of a shard. A compressed
 file, and one whose records cannot be found from the middle (CSV, JSON), is one split; it is still read piece by
-piece. Of Parquet and Arrow files the footers are read, of all others nothing but their sizes.
+piece. Of Parquet and Arrow files the footers are read, of all others nothing but their sizes. Tables in memory are cut
+between any two rows; a source that can only be read from its beginning on is one split.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -34,12 +36,14 @@ from penstock.sources.blocks import BlockPosition, BlockReader, RecordSpans
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.file_source import FileSource, OpenedFile
 from penstock.sources.jsonl import JsonlSource
+from penstock.sources.memory import MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched
 
 _READ_BYTES = 1 << 20
 _LOOK_BYTES = 1 << 16
+_IN_MEMORY = "<memory>"
 _DAMAGED = (pa.ArrowException, OSError, EOFError)
 
 
@@ -106,9 +110,16 @@ def input_files(source: Any) -> list[tuple[str, int]]:
     """(name, bytes) of everything a source reads; `InputSplit.file` counts through this list."""
     if isinstance(source, StoreSource):
         return [(str(source.path / shard.file), shard.bytes) for shard in source.manifest.shards]
+    if isinstance(source, MemorySource):
+        return [(_IN_MEMORY, source.nbytes)]
     if not isinstance(source, RecordSource | FileSource):
-        raise ConfigError(f"{source!r} cannot be cut into parts; streaming reads files, or a token store")
+        return [(repr(source), 1)]  # its size is not known
     return [(str(path), path.stat().st_size) for path in source.files]
+
+
+def has_files(source: Any) -> bool:
+    """True if the parts of a source are files, which may change."""
+    return isinstance(source, StoreSource | RecordSource | FileSource)
 
 
 def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
@@ -117,6 +128,11 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
     if isinstance(source, StoreSource):
         shards = enumerate(source.manifest.shards)
         return [part for n, shard in shards for part in _row_ranges(n, shard.rows, shard.bytes, target_bytes)]
+    if isinstance(source, MemorySource):
+        rows = source.size_hint() or 0
+        return _row_ranges(0, rows, source.nbytes, target_bytes) if rows else []
+    if not has_files(source):
+        return [InputSplit(0, 0, None, 1)]
     numbers = [number for number, (_, size) in enumerate(files) if size]
     if isinstance(source, ParquetSource | ArrowSource):
         groups = _row_groups if isinstance(source, ParquetSource) else _record_batches
@@ -383,13 +399,71 @@ class _RowReader:
         return self._opened
 
     def _told(self, error: Exception, row: int) -> Exception:
-        if isinstance(self._source, StoreSource):
+        if not isinstance(self._source, FileSource):
             return error
-        return self._source._damaged(error, self._source.files[self._split.file], row)  # type: ignore[no-any-return]
+        return self._source._damaged(error, self._source.files[self._split.file], row)
 
 
 def _open_rows(source: Any, number: int) -> OpenedFile:
-    return _Shard(source, number) if isinstance(source, StoreSource) else source._open(source.files[number])
+    if isinstance(source, StoreSource):
+        return _Shard(source, number)
+    if isinstance(source, MemorySource):
+        return _MemoryRows(source)
+    return source._open(source.files[number]) if isinstance(source, FileSource) else _SequentialRows(source)
+
+
+class _MemoryRows:
+    """Rows in memory, from row to row."""
+
+    def __init__(self, source: MemorySource) -> None:
+        self._source, self._row = source, 0
+
+    def skip(self, rows: int) -> int:
+        self._row = min(rows, self._source.size_hint() or 0)
+        return self._row
+
+    def next(self, max_rows: int) -> pa.RecordBatch | None:
+        batch = self._source.rows_from(self._row, max_rows)
+        self._row += 0 if batch is None else batch.num_rows
+        return batch
+
+    def held_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        return
+
+
+class _SequentialRows:
+    """Rows of a source that can only be read from its beginning on."""
+
+    def __init__(self, source: Any) -> None:
+        self._source = source
+        reset = getattr(source, "reset", None)
+        if reset is not None:
+            reset()
+        elif getattr(source, "_was_read", False):
+            raise ConfigError(f"{source!r} has no reset(), so it can be read only once; add one to begin again")
+        with contextlib.suppress(AttributeError):
+            source._was_read = True
+
+    def skip(self, rows: int) -> int:
+        left = rows
+        while left and (batch := self._source.next_batch(left)) is not None:
+            left -= batch.num_rows
+        return rows - left
+
+    def next(self, max_rows: int) -> pa.RecordBatch | None:
+        while (batch := self._source.next_batch(max_rows)) is not None:
+            if batch.num_rows:
+                return batch
+        return None
+
+    def held_bytes(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        return
 
 
 class _Shard:
@@ -398,8 +472,9 @@ class _Shard:
     def __init__(self, source: StoreSource, number: int) -> None:
         manifest = source.manifest
         check_touched(source.path, manifest.shards[number])
-        self._reader = ShardReader(source.path, manifest.shards[number], manifest)
+        self._reader = ShardReader(source.path, manifest.shards[number], manifest, mapped=False)
         self._row = 0
+        self._piece: tuple[int, pa.RecordBatch] | None = None
 
     def skip(self, rows: int) -> int:
         self._row = min(rows, self._reader.rows)
@@ -408,13 +483,15 @@ class _Shard:
     def next(self, max_rows: int) -> pa.RecordBatch | None:
         if self._row >= self._reader.rows:
             return None
-        piece = self._reader.find(self._row)
-        batch = self._reader.batch(piece).slice(self._row - self._reader.starts[piece], max_rows)
+        number = self._reader.find(self._row)
+        if self._piece is None or self._piece[0] != number:
+            self._piece = number, self._reader.batch(number)
+        batch = self._piece[1].slice(self._row - self._reader.starts[number], max_rows)
         self._row += batch.num_rows
         return batch
 
     def held_bytes(self) -> int:
-        return 0
+        return self._piece[1].nbytes if self._piece is not None else 0
 
     def close(self) -> None:
-        return
+        self._piece = None

@@ -118,10 +118,10 @@ class StoreSource(Source):
         manifest = self.manifest
         shard = bisect_right(self._starts, self._row) - 1
         if self._opened is None or self._opened[0] != shard:
-            self._opened = None  # one mapping at a time
+            self._opened = None  # one at a time
             if self._verify == "touch":
                 check_touched(self.path, manifest.shards[shard])
-            self._opened = (shard, ShardReader(self.path, manifest.shards[shard], manifest))
+            self._opened = (shard, ShardReader(self.path, manifest.shards[shard], manifest, mapped=False))
         reader, within = self._opened[1], self._row - self._starts[shard]
         number = reader.find(within)
         batch = reader.batch(number).slice(within - reader.starts[number])

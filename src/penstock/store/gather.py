@@ -12,7 +12,6 @@ in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.arrays.ragged import offsets_of
-from penstock.errors import DataError, SchemaError
+from penstock.errors import SchemaError
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 from penstock.store.reader import Store
-from penstock.store.shards import ShardReader, damaged
+from penstock.store.shards import ShardReader, ShardStamp, damaged
 
 Ints = npt.NDArray[np.int64]
 _GROUP_ROWS = 8
@@ -50,6 +49,8 @@ class TokenTable:
         self._row_starts = offsets_of([entry.rows for entry in entries])
         self._token_starts = offsets_of([entry.tokens or 0 for entry in entries])
         self._shards: dict[int, _Shard] = {}
+        self._checked = 0
+        """Number of the shard to begin with when some of them are checked."""
         self.dtype = self._dtype_of(self.column)
         self._memory = memory_as(self.dtype)
         mask = None if self.mask_column is None else stores[0].schema.field(self.mask_column).type.value_type
@@ -234,10 +235,17 @@ class TokenTable:
         """Object that keeps the addresses of this table valid while it is referred to."""
         return self._shards
 
-    def check_unchanged(self) -> None:
-        """Raise if a file that is being read was changed or removed since: mapped memory does not show it."""
-        for shard in list(self._shards.values()):
-            shard.check_unchanged()
+    def check_unchanged(self, most: int | None = None) -> None:
+        """Raise if a shard that is being read was changed or removed since: mapped memory does not show it.
+
+        At most `most` shards are looked at; the next call looks at the next ones.
+        """
+        shards = list(self._shards.values())
+        if most is not None and len(shards) > most:
+            self._checked = (self._checked + most) % len(shards)
+            shards = (shards * 2)[self._checked : self._checked + most]
+        for shard in shards:
+            shard.stamp.check()
 
     def _dtype_of(self, column: str) -> np.dtype[Any]:
         kinds = {store.schema.field(column).type for store in self.stores}
@@ -297,9 +305,9 @@ class _Shard:
         self._store, self._number, self._group_rows = store, number, group_rows
         self._column, self._mask_column = column, mask
         entry = store.manifest.shards[number]
+        self.stamp = ShardStamp(store.path, entry)
         self.lengths: npt.NDArray[np.int32] = store.map_lengths(entry)
         self._path = store.path / entry.file
-        self._seen = _mark(self._path)
         self._groups: Ints | None = None
         self._tokens: _Flat | None = None
         self._mask: _Flat | None = None
@@ -317,19 +325,6 @@ class _Shard:
         if self._mask is None and self._mask_column is not None:
             self._mask = _Flat(self._store.open_shard(self._number), self._mask_column)
         return self._mask
-
-    def check_unchanged(self) -> None:
-        try:
-            now: tuple[int, int, int] | None = _mark(self._path)
-        except OSError:
-            now = None
-        if now != self._seen:
-            what = "removed" if now is None else "changed"
-            raise DataError(
-                f"this shard was {what} while it was being read; shards are never rewritten in place: restore the "
-                "file, or start again with the store as it is now",
-                file=str(self._path),
-            )
 
     def find_tokens(self, positions: Ints) -> tuple[Ints, Ints]:
         """The row of each token, and which of its tokens that is."""
@@ -425,8 +420,3 @@ def _joined(places: Ints, lengths: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:
     if len(heads) == len(places):
         return places, lengths, at
     return places[heads], np.add.reduceat(lengths, heads), at[heads]
-
-
-def _mark(path: Path) -> tuple[int, int, int]:
-    stat = path.stat()
-    return stat.st_size, stat.st_mtime_ns, stat.st_ino

@@ -67,9 +67,9 @@ class PairTable(TokenTable):
         """Tokens of the chosen side alone."""
         return super().lengths(rows)
 
-    def check_unchanged(self) -> None:
-        super().check_unchanged()
-        self.rejected.check_unchanged()
+    def check_unchanged(self, most: int | None = None) -> None:
+        super().check_unchanged(most)
+        self.rejected.check_unchanged(most)
 
     def close(self) -> None:
         self.rejected.close()

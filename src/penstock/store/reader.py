@@ -176,8 +176,10 @@ class Store(Sequence[dict[str, Any]]):
                 self._pieces = {}  # cheap to make again; a store of terabytes must not fill the memory with views
             batch = reader.batch(number)
             with reader.reading(reader.starts[number]):
-                piece = ShardPiece(batch, reader.starts[number])
+                piece = ShardPiece(batch, reader.starts[number], reader.stamp)
             self._pieces[shard, number] = piece
+        else:
+            piece.stamp.check_often()
         return piece, within - piece.start
 
     def _reader(self, shard: int) -> ShardReader:

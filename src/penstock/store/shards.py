@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,6 +24,8 @@ Verify = Literal["fast", "touch", "full"]
 Getter = Callable[[int], Any]
 _CHECKS = ("fast", "touch", "full")
 _MOST_REMEMBERED = 1 << 16
+CHECK_SECONDS = 0.001
+"""Time between two looks at the files of a shard whose rows are read one by one."""
 
 _intact: set[tuple[str, str, int, int, int]] = set()
 """Files whose checksum was right, with the size, time and inode they had then."""
@@ -30,17 +34,21 @@ _intact: set[tuple[str, str, int, int, int]] = set()
 class ShardReader:
     """An open shard. Costs a mapping and a look at the footer, no file handle; pieces are decoded when touched.
 
-    Views stay valid as long as they are referred to, also after the reader is closed.
+    Views stay valid as long as they are referred to, also after the reader is closed. With `mapped=False`, pieces are
+    read into memory instead, which takes a file handle: nobody who has one depends on the file any more.
     """
 
-    def __init__(self, home: Path, entry: ShardEntry, manifest: Manifest) -> None:
+    def __init__(self, home: Path, entry: ShardEntry, manifest: Manifest, *, mapped: bool = True) -> None:
         check_size(home, entry)
         self.path, self.rows = home / entry.file, entry.rows
+        self.stamp = ShardStamp(home, entry)
         try:
-            # Closing the file leaves the mapping to the views, and takes no file handle for each shard.
-            with pa.memory_map(str(self.path)) as file:
-                self.buffer: pa.Buffer = file.read_buffer()
-            self._reader = pa.ipc.open_file(pa.BufferReader(self.buffer))
+            if mapped:
+                # Closing the file leaves the mapping to the views, and takes no file handle for each shard.
+                with pa.memory_map(str(self.path)) as file:
+                    self._reader = pa.ipc.open_file(pa.BufferReader(file.read_buffer()))
+            else:
+                self._reader = pa.ipc.open_file(pa.OSFile(str(self.path)))
             before = 4 * entry.rows if manifest.tokens_column is not None else 0
             rows = np.fromfile(home / entry.index_file, "<i4", offset=before)
             if not self._reader.schema.equals(manifest.schema):
@@ -61,6 +69,7 @@ class ShardReader:
         return bisect_right(self.starts, row) - 1
 
     def batch(self, piece: int) -> pa.RecordBatch:
+        self.stamp.check()
         with self.reading(self.starts[piece]):
             batch = self._reader.get_batch(piece)
             batch.validate()  # sizes of buffers only: a few microseconds, and not every damage ends the process
@@ -77,13 +86,54 @@ class ShardReader:
             raise damaged(self.path, str(error), row) from error
 
 
+class ShardStamp:
+    """The files of a shard as they were when it was opened.
+
+    Mapped memory does not show that a file changed, and touching what was truncated ends the process.
+    """
+
+    __slots__ = ("_paths", "_seen", "checked")
+
+    def __init__(self, home: Path, entry: ShardEntry) -> None:
+        self._paths = str(home / entry.file), str(home / entry.index_file)
+        try:
+            self._seen = self._marks()
+        except OSError as error:
+            raise damaged(home / entry.file, str(error)) from error
+        self.checked = time.monotonic()
+
+    def check(self) -> None:
+        """Raise DataError if a file was changed or removed. Costs two looks, some microseconds."""
+        self.checked = time.monotonic()
+        try:
+            if self._marks() == self._seen:
+                return
+            what = "changed"
+        except OSError:
+            what = "removed"
+        raise DataError(
+            f"this shard was {what} while it was being read; shards are never rewritten in place: restore the "
+            "file, or start again with the store as it is now",
+            file=self._paths[0],
+        )
+
+    def check_often(self) -> None:
+        """The same, unless the last check was just now: cheap enough for every row."""
+        if time.monotonic() - self.checked > CHECK_SECONDS:
+            self.check()
+
+    def _marks(self) -> list[tuple[int, int, int]]:
+        stats = map(os.stat, self._paths)
+        return [(stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats]
+
+
 class ShardPiece:
     """A record batch, with a function for each column that gets the value of a row as cheaply as it can be had."""
 
-    __slots__ = ("batch", "getters", "start")
+    __slots__ = ("batch", "getters", "stamp", "start")
 
-    def __init__(self, batch: pa.RecordBatch, start: int) -> None:
-        self.batch, self.start = batch, start
+    def __init__(self, batch: pa.RecordBatch, start: int, stamp: ShardStamp) -> None:
+        self.batch, self.start, self.stamp = batch, start, stamp
         self.getters: list[tuple[str, Getter]] = [(n, _getter(c)) for n, c in zip(batch.schema.names, batch.columns)]
 
     def row(self, row: int) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def test_rows_with_more_than_text_stand_where_they_stood() -> None:
 )
 @settings(max_examples=8, deadline=None)
 def test_flags_are_the_same_with_layouts_and_without(train_on: str, kind: pa.DataType, rows: Any) -> None:
-    with_layouts, without = FLAGGED[train_on]
+    with_layouts, without = flagged(train_on)
     fields = [("role", pa.string()), ("content", pa.string()), ("train", pa.bool_()), ("weight", kind)]
     roles = ("user", "assistant", "assistant")
     as_kind = {pa.bool_(): bool, pa.string(): str}.get(kind, int)
@@ -264,7 +264,9 @@ def test_flags_are_the_same_with_layouts_and_without(train_on: str, kind: pa.Dat
     assert outcome(with_layouts, batch) == outcome(without, batch)
 
 
-FLAGGED = {train_on: made(PROVABLE["as it is"], train_on=train_on) for train_on in ("assistant", "last", "flags")}
+@cache
+def flagged(train_on: str) -> tuple[FormatChat, FormatChat]:
+    return made(PROVABLE["as it is"], train_on=train_on)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,9 @@ def rendered(transform: FormatChat, chat: list[dict[str, Any]], **changes: Any) 
         return None
 
 
-FORMATTERS = {name: FormatChat(BYTES, name, gate=UNCHECKED) for name in BUILT_IN}
+@cache
+def formatter(name: str) -> FormatChat:
+    return FormatChat(BYTES, name, gate=UNCHECKED)
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -62,7 +65,7 @@ FORMATTERS = {name: FormatChat(BYTES, name, gate=UNCHECKED) for name in BUILT_IN
 @settings(max_examples=50, deadline=None)
 def test_in_a_built_in_template_every_prompt_is_how_the_text_begins(name: str, chat: list[dict[str, Any]]) -> None:
     # With the check on, rendering through Jinja raises if it is not.
-    assert rendered(FORMATTERS[name], chat, check_prompts=True) is not None
+    assert rendered(formatter(name), chat, check_prompts=True) is not None
 
 
 def without_blocks(name: str) -> str:
@@ -85,15 +88,23 @@ MARKERS = {
     "gemma": ("<start_of_turn>model\n", "<end_of_turn>"),
     "zephyr": ("<|assistant|>\n", "<eos>"),
 }
-BY_PREFIX = {name: FormatChat(BYTES, without_blocks(name), gate=UNCHECKED, special_tokens=()) for name in BUILT_IN}
-BY_MARKERS = {
-    name: FormatChat(BYTES, last_turn_differs(without_blocks(name)), gate=UNCHECKED, special_tokens=(), markers=markers)
-    for name, markers in MARKERS.items()
-}
-BY_BLOCKS = {
-    name: FormatChat(BYTES, last_turn_differs(load_template(name, None).source), gate=UNCHECKED, special_tokens=())
-    for name in MARKERS
-}
+
+
+@cache
+def by_prefix(name: str) -> FormatChat:
+    return FormatChat(BYTES, without_blocks(name), gate=UNCHECKED, special_tokens=())
+
+
+@cache
+def by_markers(name: str) -> FormatChat:
+    source = last_turn_differs(without_blocks(name))
+    return FormatChat(BYTES, source, gate=UNCHECKED, special_tokens=(), markers=MARKERS[name])
+
+
+@cache
+def by_blocks(name: str) -> FormatChat:
+    source = last_turn_differs(load_template(name, None).source)
+    return FormatChat(BYTES, source, gate=UNCHECKED, special_tokens=())
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
@@ -102,25 +113,25 @@ BY_BLOCKS = {
 def test_generation_blocks_and_prefixes_give_the_same_masks(name: str, chats: Any, train_on: str) -> None:
     batch = pa.RecordBatch.from_pydict({"messages": chats})
     results = []
-    for transform in (FORMATTERS[name], BY_PREFIX[name]):
+    for transform in (formatter(name), by_prefix(name)):
         marked = [replace(transform._renderer, train_on=train_on).render(Conversation(chat)) for chat in chats]
         results.append([with_marks(row) for row in marked])
     assert results[0] == results[1]
-    assert FORMATTERS[name].transform(batch).equals(BY_PREFIX[name].transform(batch))
+    assert formatter(name).transform(batch).equals(by_prefix(name).transform(batch))
 
 
 @pytest.mark.parametrize("name", MARKERS)
 @given(chat=turns, train_on=st.sampled_from(["assistant", "last"]))
 @settings(max_examples=40, deadline=None)
 def test_generation_blocks_and_markers_give_the_same_masks(name: str, chat: Any, train_on: str) -> None:
-    assert rendered(BY_MARKERS[name], chat, train_on=train_on) == rendered(BY_BLOCKS[name], chat, train_on=train_on)
+    assert rendered(by_markers(name), chat, train_on=train_on) == rendered(by_blocks(name), chat, train_on=train_on)
 
 
 @pytest.mark.parametrize("name", ["chatml", "llama3", "gemma"])
 def test_the_markers_of_well_known_families_need_not_be_passed(name: str) -> None:
     known = FormatChat(BYTES, last_turn_differs(without_blocks(name)))
     chat = [{"role": role, "content": "x"} for role in ("user", "assistant", "user", "assistant")]
-    assert rendered(known, chat) == rendered(BY_BLOCKS[name], chat)
+    assert rendered(known, chat) == rendered(by_blocks(name), chat)
 
 
 def test_with_markers_too_the_prompt_must_be_how_the_text_begins() -> None:
@@ -132,7 +143,7 @@ def test_with_markers_too_the_prompt_must_be_how_the_text_begins() -> None:
         FormatChat(BYTES, thinking)
     chat = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     unchecked = FormatChat(BYTES, thinking, gate=Gate(prompt=False))
-    assert rendered(unchecked, chat) == rendered(FORMATTERS["chatml"], chat)
+    assert rendered(unchecked, chat) == rendered(formatter("chatml"), chat)
 
 
 def test_where_a_prompt_ends_before_the_block_begins_is_told() -> None:
@@ -162,7 +173,7 @@ def test_markers_in_the_data_are_not_taken_for_turns() -> None:
         {"role": "assistant", "content": "No"},
     ]
     chat = [*chat, *chat]
-    made = BY_MARKERS["chatml"].transform(pa.RecordBatch.from_pydict({"messages": [chat]}))
+    made = by_markers("chatml").transform(pa.RecordBatch.from_pydict({"messages": [chat]}))
     ids, mask = made["input_ids"].values.to_numpy(), made["loss_mask"].values.to_numpy(zero_copy_only=False)
     assert BYTES.decode(ids[mask]) == "No<|im_end|>(last)No<|im_end|>"
 
@@ -173,7 +184,7 @@ def test_a_template_that_always_ends_with_a_header_is_understood() -> None:
         {"role": r, "content": c} for r, c in (("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d"))
     ]
     header = "<|start_header_id|>assistant<|end_header_id|>\n\n"
-    expected = rendered(FORMATTERS["llama3"], chat)
+    expected = rendered(formatter("llama3"), chat)
     assert rendered(FormatChat(BYTES, source), chat) == f"{expected}{header}"
 
 
@@ -325,7 +336,7 @@ requests = st.sampled_from(["a", "\n\n### Input:\n", "x\n\n### Input:\ny", "### 
 @settings(max_examples=60, deadline=None)
 def test_inputs_in_contents_give_the_same_text_by_layout_and_by_template(chat: list[dict[str, Any]]) -> None:
     chat = [{"role": "user", "content": "Hi"}, *chat, {"role": "assistant", "content": "Yes"}]
-    transform = FORMATTERS["alpaca"]
+    transform = formatter("alpaca")
     batch = pa.RecordBatch.from_pydict({"messages": [chat]})
     by_template = rendered(transform, chat)
     if by_template is not None:

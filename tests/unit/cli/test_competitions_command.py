@@ -217,7 +217,7 @@ def test_dates_that_cannot_be_told_apart_are_named(here: Path, titanic: Path, pe
     assert re.search(r"'day'.*date_format", result.stderr)
     correct(here / "c", "{kind: date}", "{kind: date, date_format: '%d/%m/%Y'}")
     assert penstock("competitions", "add", "c").exit_code == 0
-    assert "2019-01-02" in DatasetRegistry().load("c").texts()[1].as_py()  # type: ignore[attr-defined]
+    assert "2019-01-02" in DatasetRegistry().load("c").texts()[1]  # type: ignore[attr-defined]
 
 
 def test_a_type_nobody_knows_is_answered_with_the_short_names(titanic: Path, penstock: Call) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import typer
 
 from penstock import cli
 from penstock.cli.console import report_errors
-from penstock.cli.main import COMMANDS
+from penstock.cli.main import COMMANDS, GROUPS
 
 Cli = Callable[..., Any]
 
@@ -29,7 +30,7 @@ def test_help_and_version_import_neither_arrays_nor_any_command(option: str) -> 
 
 
 def test_every_command_is_listed_with_a_summary_that_fits_its_line(penstock: Cli) -> None:
-    shared = {"__init__", "console", "main", "options", "pipeline_file"}
+    shared = {"__init__", "advice", "console", "main", "options", "pipeline_file"}
     modules = {file.stem for file in Path(str(cli.__file__)).parent.glob("*.py")} - shared
     assert {module.replace("_", "-") for module in modules} == set(COMMANDS)
     shown = penstock("--help").stdout
@@ -37,6 +38,48 @@ def test_every_command_is_listed_with_a_summary_that_fits_its_line(penstock: Cli
         assert f"  {name} " in shown
         assert summary in shown
         assert f"Usage: penstock {name} " in penstock(name, "--help").stdout
+
+
+def test_help_is_grouped_and_as_wide_as_the_terminal(penstock: Cli) -> None:
+    shown = penstock("-h").stdout
+    assert shown == penstock("--help").stdout
+    assert re.findall(r"^(\w.*):$", shown, re.MULTILINE) == ["Options", *GROUPS]
+    wide, narrow = (
+        subprocess.run(
+            [sys.executable, "-m", "penstock", "queue", "-h"],
+            env=os.environ | {"COLUMNS": columns},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for columns in ("140", "60")
+    )
+    assert wide.split() == narrow.split()  # nothing is cut
+    assert max(map(len, narrow.splitlines())) <= 60 < max(map(len, wide.splitlines()))
+    for group in ("queue", "competitions"):
+        assert "..." not in penstock(group, "-h").stdout.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected", "imported"),
+    [("penstock pr", ["prepare", "probe-isolation"], False), ("penstock lint --exp", ["--explain"], True)],
+)
+def test_the_shell_completes_commands_and_options(words: str, expected: list[str], imported: bool) -> None:
+    asked = {"_PENSTOCK_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    command = [sys.executable, "-X", "importtime", "-m", "penstock"]
+    done = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True)
+    assert done.stdout.split() == expected
+    assert (" numpy\n" in done.stderr) == imported
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_completion_can_be_shown(shell: str, penstock: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    code = (
+        "import sys; from penstock.cli.main import app; app(['--show-completion', sys.argv[1]], prog_name='penstock')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, shell], capture_output=True, text=True, check=True)
+    assert f"_PENSTOCK_COMPLETE=complete_{shell}" in done.stdout
 
 
 def test_an_unknown_command_names_the_nearest_one(penstock: Cli) -> None:

@@ -12,6 +12,8 @@ import pytest
 
 from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.titanic import TitanicDataset, titanic_spec
+from penstock.errors import ConfigError
+from penstock.loaders import MLXLoaderConfig
 
 LOADER = """
     from data.loaders.mlx_loader import MLXDataLoader, MLXLoaderConfig
@@ -142,7 +144,7 @@ def test_the_streaming_block_passes_every_sample(home: Path) -> None:
     names = run(
         STREAMING.replace("1000  #", "1_000_000  #").replace("pass", "seen.append(sample)"), dataset=dataset, seen=[]
     )
-    assert [sample["text"] for sample in names["seen"]] == dataset.texts().to_pylist()
+    assert [sample["text"] for sample in names["seen"]] == dataset.texts()
 
 
 def test_the_memory_block_allocates_and_keeps() -> None:
@@ -186,3 +188,48 @@ def test_debug_logging_is_under_the_package_name(home: Path, caplog: pytest.LogC
     finally:
         logging.getLogger("penstock").setLevel(before)
     assert any(record.name.startswith("penstock.") for record in caplog.records)
+
+
+def test_debug_logging_tells_what_a_loader_reads_and_when_an_epoch_ends(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "penstock"):
+        run(LOADER, dataset=TitanicDataset(titanic_spec(home), split="train"))
+    lines = [record.getMessage() for record in caplog.records if record.name.startswith("penstock.loaders")]
+    assert any("891 samples" in line and "4 workers" in line for line in lines)
+    assert any("epoch 0 ends, 28 batches" in line for line in lines)
+
+
+def test_texts_are_strings(home: Path) -> None:
+    texts = TitanicDataset(titanic_spec(home), split="train").texts()
+    assert all("passenger" in text for text in texts)
+
+
+@pytest.mark.parametrize(
+    ("backend", "options", "words"),
+    [
+        ("mlx", {"use_unified_memory": False}, "use_unified_memory=False"),
+        ("torch", {"use_unified_memory": True}, "use_unified_memory=True.*'torch'"),
+        ("numpy", {"use_unified_memory": True}, "use_unified_memory=True.*'numpy'"),
+        ("numpy", {"pin_memory": True}, "pin_memory=True.*'numpy'"),
+        ("jax", {"pin_memory": True}, "pin_memory=True.*'jax'"),
+        ("numpy", {"pin_memory": 1}, "pin_memory is True, False or None, got 1"),
+    ],
+)
+def test_memory_that_the_arrays_cannot_have_is_refused_by_name(
+    backend: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        MLXLoaderConfig(backend=backend, **options)
+    MLXLoaderConfig(backend=backend)
+
+
+def test_torch_batches_are_pinned_where_there_is_an_accelerator_unless_that_is_refused() -> None:
+    assert [
+        MLXLoaderConfig(backend="torch", pin_memory=given).options().pin_memory for given in (None, True, False)
+    ] == [
+        True,
+        True,
+        False,
+    ]
+    assert not MLXLoaderConfig(pin_memory=True).options().pin_memory, "MLX arrays are where the GPU reads them"

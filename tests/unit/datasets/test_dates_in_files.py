@@ -51,7 +51,7 @@ def test_folds_are_in_time_whatever_the_form_of_dates(tmp_path: Path, form: str)
     assert val.rows is not None
     assert train.rows is not None
     assert min(val.rows) > max(train.rows)
-    assert "2018-11-01" in train.texts()[0].as_py()
+    assert "2018-11-01" in train.texts()[0]
     file = write_spec(found, tmp_path / "c" / "competition.yaml")
     assert read_spec(file)[1] == found.spec
     assert check_files(found.metadata, found.spec) == {"train": 80, "test": 20}
@@ -63,11 +63,11 @@ def test_the_test_file_follows_the_training_file_and_may_decide_for_it(tmp_path:
     train = put(tmp_path / "a", written([*early, dt.date(2019, 12, 31)], "%d/%m/%Y"), written(later, "%d/%m/%Y"))
     spec = DatasetSpec("c", train, CompetitionType.REGRESSION, target_column="sold", id_column="id")
     test = TabularDataset(spec, "test")  # alone, 01/02/2020 could be either
-    assert "2020-01-02" in test.texts()[1].as_py()
+    assert "2020-01-02" in test.texts()[1]
     test_decides = put(tmp_path / "b", written(early, "%d/%m/%Y"), written([*later, dt.date(2020, 1, 31)], "%d/%m/%Y"))
     found = infer(test_decides)
     assert (found.spec.time_column, found.spec.date_formats) == ("day", {"day": "%d/%m/%Y"})
-    assert "2019-01-02" in TabularDataset(found.spec).texts()[1].as_py()
+    assert "2019-01-02" in TabularDataset(found.spec).texts()[1]
 
 
 def test_a_column_that_nothing_decides_is_named_and_stays_text(
@@ -84,7 +84,7 @@ def test_a_column_that_nothing_decides_is_named_and_stays_text(
     caplog.clear()
     spec = DatasetSpec("c", place, CompetitionType.REGRESSION, target_column="sold", id_column="id")
     with caplog.at_level(logging.WARNING):
-        assert "02/01/2019" in TabularDataset(spec).texts()[1].as_py()
+        assert "02/01/2019" in TabularDataset(spec).texts()[1]
     assert "'day'" in caplog.text
     dated = DatasetSpec(
         "c", place, CompetitionType.REGRESSION, target_column="sold", id_column="id", columns={"day": "date"}
@@ -103,7 +103,7 @@ def test_a_column_that_nothing_decides_is_named_and_stays_text(
             time_column="day",
         )
     )
-    assert "2019-01-02" in dataset.texts()[1].as_py()
+    assert "2019-01-02" in dataset.texts()[1]
 
 
 def test_a_word_among_dates_is_a_warning_or_an_error_with_its_row(

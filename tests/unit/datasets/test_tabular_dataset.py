@@ -91,7 +91,7 @@ def test_the_columns_are_the_samples_all_at_once(tmp_path: Path) -> None:
     assert columns["labels"].to_pylist() == TRAIN["Survived"] == [int(sample["labels"]) for sample in samples]
     assert columns["id"].to_pylist() == list(TRAIN["Id"])
     assert dataset.lengths.tolist() == [len(sample["input_ids"]) for sample in samples]
-    assert dataset.texts().to_pylist() == [sample["text"] for sample in samples]
+    assert dataset.texts() == [sample["text"] for sample in samples]
 
 
 def test_a_test_split_has_no_labels(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_folds_cut_texts_and_labels_alike(tmp_path: Path) -> None:
         assert sorted(int(row) for part in parts for row in part.rows) == list(range(12))  # type: ignore[union-attr]
         for part in parts:
             assert part.rows is not None
-            assert part.texts().to_pylist() == [whole[int(row)]["text"] for row in part.rows]
+            assert part.texts() == [whole[int(row)]["text"] for row in part.rows]
             assert part.labels().tolist() == [TRAIN["Survived"][row] for row in part.rows]  # type: ignore[union-attr, index]
             assert part.ids().to_pylist() == [int(row) + 1 for row in part.rows]
 
@@ -224,7 +224,7 @@ def test_few_shot_examples_are_of_the_training_fold_and_never_the_row(tmp_path: 
     folds = Folds(3)
     dataset = TabularDataset(spec(written(tmp_path, train)), split, folds=folds, few_shot=2, template="{Sex}")
     allowed = TabularDataset(spec(tmp_path), "train", folds=folds).ids().to_pylist()
-    for row, text in enumerate(dataset.texts().to_pylist()):
+    for row, text in enumerate(dataset.texts()):
         *examples, own = text.split("\n\n")
         assert len(examples) == 2
         shown = [int(example.split("\n")[0].removeprefix("kind")) for example in examples]
@@ -239,8 +239,8 @@ def test_few_shot_examples_are_of_the_training_fold_and_never_the_row(tmp_path: 
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_few_shot_texts_do_not_say_ids(tmp_path: Path, template: Any, split: str) -> None:
     about = spec(written(tmp_path))
-    texts = TabularDataset(about, split, template=template, few_shot=2).texts().to_pylist()
-    assert texts == TabularDataset(about, split, few_shot=2).texts().to_pylist()
+    texts = TabularDataset(about, split, template=template, few_shot=2).texts()
+    assert texts == TabularDataset(about, split, few_shot=2).texts()
     assert not any("Id" in text for text in texts)
 
 
@@ -256,7 +256,7 @@ def test_few_shot_needs_labelled_rows(tmp_path: Path) -> None:
 
 
 def test_tokens_are_those_of_the_tokenizer_with_cls_and_sep(tmp_path: Path) -> None:
-    texts = TabularDataset(spec(written(tmp_path))).texts().to_pylist()
+    texts = TabularDataset(spec(written(tmp_path))).texts()
     tokenizer = bert(texts[:3])
     for length in (None, 6):
         dataset = TabularDataset(spec(tmp_path), tokenizer=tokenizer, max_length=length)
@@ -362,7 +362,7 @@ def test_what_is_kept_is_what_was_encoded(tmp_path: Path) -> None:
     def texts_and_tokens(dataset: TabularDataset) -> tuple[list[str], list[str]]:
         dataset._tokenizer, dataset.cache_dir = "byte", kept
         tokens = dataset.encoded()["input_ids"].to_pylist()
-        return dataset.texts().to_pylist(), [bytes(row[1:-1]).decode() for row in tokens]
+        return dataset.texts(), [bytes(row[1:-1]).decode() for row in tokens]
 
     before = TabularDataset(about)
     written(tmp_path, TRAIN | {"Age": 1, "Survived": [1, 0] * 6})  # in between
@@ -570,9 +570,7 @@ def test_features_of_parquet_may_be_dictionaries(tmp_path: Path) -> None:
     for kind in (pa.dictionary(pa.int32(), pa.string()), pa.string_view(), pa.large_string()):
         pq.write_table(table.set_column(1, "Sex", table["Sex"].cast(kind)), tmp_path / "rows.parquet")
         about = spec(tmp_path, files={"train": "rows.parquet"}, columns={"Sex": "categorical"})
-        assert (
-            TabularDataset(about, folds=Folds(2)).texts().equals(TabularDataset(spec(tmp_path), folds=Folds(2)).texts())
-        )
+        assert TabularDataset(about, folds=Folds(2)).texts() == TabularDataset(spec(tmp_path), folds=Folds(2)).texts()
         assert TabularDataset(about).fingerprint == expected.fingerprint
 
 
@@ -601,7 +599,7 @@ def test_a_code_where_training_has_numbers_is_told(tmp_path: Path, code: str, su
         TabularDataset(spec(tmp_path), "test")
     assert told.value.row == 1
     as_text = TabularDataset(spec(tmp_path, columns={"Age": ColumnSpec(kind="text")}), "test", template="key_value")
-    assert as_text.texts()[1].as_py() == f"Sex: female | Age: {code}"
+    assert as_text.texts()[1] == f"Sex: female | Age: {code}"
     as_number = TabularDataset(spec(tmp_path, columns={"Age": ColumnSpec(kind="numeric")}), "test")
     assert as_number[1]["text"].startswith("The Sex is female. The Age is ")
 

@@ -66,7 +66,7 @@ def test_a_line_that_is_no_object_never_reaches_the_parser(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "rows"), [(b'{"a":null}\n', 1), (b'{"a": "x\\nnull"}\n', 1), (b'\n\n {"null":1}', 1), (b"\n \r\n", 0)]
+    ("data", "rows"), [(b'{"a":null}\n', 1), (b'{"a": "x\\nnull"}\n', 1), (b' \n {"null":1}', 1), (b" \n \r\n", 0)]
 )
 def test_blank_lines_are_no_rows_and_null_inside_an_object_is_fine(data: bytes, rows: int) -> None:
     ready, count = JsonLines().prepare(array(data))
@@ -140,9 +140,26 @@ def test_a_quote_that_is_not_closed_is_half_a_record() -> None:
 
 def test_blank_csv_lines_hold_no_row_but_spaces_do() -> None:
     assert CsvRecords().prepare(array(b"\r\na\n\n\r\n  \nb"))[1] == 3
-    assert CsvRecords().blank(b"\r\n")
-    assert CsvRecords().blank(b"\n")
-    assert not CsvRecords().blank(b"  \n")
+    data = array(b"\r\na\n\n\r\n  \nb")
+    assert CsvRecords().blank(data, CsvRecords().spans(data)[0]).tolist() == [True, False, True, True, False, False]
+
+
+@pytest.mark.parametrize("blank", [b"\n", b"\r\n", b"  \t\n", b"\n\n\n"])
+def test_blank_lines_of_json_hold_no_row_wherever_they_stand(blank: bytes) -> None:
+    for repeated in (1, 100):
+        data = array(blank * repeated + b'{"a":1}\n' + blank * repeated + b' {"a":2}\n' + blank + b'{"a":3}')
+        ready, rows = JsonLines().prepare(data)
+        assert rows == 3
+        assert [json.loads(line) for line in ready.tobytes().split(b"\n") if line.strip()] == [
+            {"a": 1},
+            {"a": 2},
+            {"a": 3},
+        ]
+        starts, _ = JsonLines().spans(data)
+        assert (~JsonLines().blank(data, starts)).sum() == 3
+    assert JsonLines().prepare(array(blank * 50))[1] == 0
+    with pytest.raises(ValueError, match="not a JSON object"):
+        JsonLines().prepare(array(blank * 50 + b" null\n"))
 
 
 # -- JSON items ------------------------------------------------------------------------------------------------------

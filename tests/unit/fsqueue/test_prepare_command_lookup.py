@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -146,3 +147,18 @@ def test_a_dataset_that_is_not_there_is_refused_with_those_that_are(write: Write
 
 def test_a_file_can_be_loaded_by_its_path(write: Write) -> None:
     assert load_provider(write(HEAD + provider("Tiny"), "elsewhere/my_provider.py")).__name__ == "Tiny"
+
+
+def test_a_provider_that_is_run_directly_says_how_it_is_run(tmp_path: Path) -> None:
+    text = "from penstock.fsqueue import DataProviderBase\nfrom .masking import mask\n"
+    path = tmp_path / "letters" / "prepare_streaming.py"
+    path.parent.mkdir()
+    path.write_text(text)
+    ran = subprocess.run([sys.executable, path], capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "python prepare.py" in ran.stderr
+    assert "'letters'" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    path.write_text("from penstock.fsqueue import DataProviderBase\nif __name__ == '__main__':\n    print('mine')\n")
+    ran = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True)
+    assert ran.stdout == "mine\n", "a file that is meant to be run is run"

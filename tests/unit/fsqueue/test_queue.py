@@ -144,6 +144,34 @@ def test_a_provider_with_another_vocabulary_is_refused_saying_what_differs(tmp_p
         assert reader.meta["vocab_size"] == 66
 
 
+def test_a_queue_of_a_provider_that_failed_at_its_first_batch_takes_the_corrected_one(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    wrong = [{**entry, "dtype": "float32"} for entry in PAIR]
+
+    def sample(k: int, rng: np.random.Generator) -> dict[str, Any]:
+        return {name: np.full((2, 3), k) for name in "xy"}
+
+    with pytest.raises(SchemaError, match="float32"):
+        given(path, sample, wrong).run(max_batches=4)
+    made = given(path, sample, split_proportions={"train": 1.0, "val": 1.0}).run(max_batches=4)
+    assert dict(made.batches) == {"train": 4, "val": 4}
+    with consumer(path) as reader:
+        assert ks(reader) == [0, 1, 2, 3]
+    with pytest.raises(StaleQueueError, match="batch_schema"):
+        given(path, sample, wrong).run(max_batches=4)
+
+
+def test_a_queue_that_somebody_waits_for_keeps_its_description(tmp_path: Path) -> None:
+    path = tmp_path / "q"
+    Queue.create(path, described(vocab_size=1))
+    with consumer(path, timeout_seconds=0.01) as reader:
+        with pytest.raises(PenstockError, match=r"0\.01"):
+            reader.get_batch()
+        with pytest.raises(StaleQueueError, match="vocab_size"):
+            Queue.create(path, described(vocab_size=2))
+    assert Queue.create(path, described(vocab_size=2)).meta["vocab_size"] == 2
+
+
 def test_a_split_that_the_queue_does_not_have_is_refused(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 4)
     with pytest.raises(StaleQueueError, match=r"'train'.*'test'"):

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 
-from penstock import PretrainDataLoader, open_store
+from penstock import (
+    ConversationDataLoader,
+    MixedDataLoader,
+    Pipeline,
+    PreferenceDataLoader,
+    PretrainDataLoader,
+    observe,
+    open_store,
+)
 from penstock.batching.options import Options
 from penstock.corpus import prepare as preparation
 from penstock.errors import ConfigError, PenstockError, SchemaError
@@ -17,6 +25,7 @@ from penstock.loaders.source import open_inputs
 from penstock.transforms.tokenization import ByteTokenizer
 from token_stores import make_store
 
+TOKENIZER = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"
 BYTES = ByteTokenizer(("<eos>",))
 A, B = [[1, 2, 3], [4, 5]], [[6], [7, 8, 9]]
 
@@ -191,3 +200,42 @@ def test_closing_a_loader_leaves_a_store_that_was_handed_to_it_open(home: Path) 
     store = open_store(home / "stores" / "a")
     make(home, store).close()
     assert store[0]["input_ids"].tolist() == A[0]
+
+
+@pytest.mark.parametrize("kind", ["pretrain", "conversation", "preference", "mixed"])
+def test_raw_files_are_prepared_with_progress_unless_it_is_refused(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = [{"role": "assistant", "content": "b"}]
+    row: dict[str, object] = {"messages": [{"role": "user", "content": "a"}, *answer]}
+    if kind == "preference":
+        row = {"prompt": [{"role": "user", "content": "a"}], "chosen": answer, "rejected": answer}
+    elif kind in ("pretrain", "mixed"):
+        row = {"text": "some words"}
+    path = tmp_path / "rows.jsonl"
+    path.write_text(f"{json.dumps(row)}\n" * 4)
+    seen: list[str] = []
+    real = observe.pipeline_progress
+
+    def noted(pipeline: Pipeline) -> observe.LiveProgress | observe.LineProgress:
+        seen.append(repr(pipeline.source))
+        return real(pipeline)
+
+    monkeypatch.setattr(observe, "pipeline_progress", noted)
+    options: dict[str, Any] = {"batch_size": 2, "backend": "numpy"}
+    template = {"chat_template": "chatml"} if kind in ("conversation", "preference") else {}
+    for number, progress in enumerate((False, True, True)):
+        options |= {"cache_dir": tmp_path / f"cache{min(number, 1)}", "progress": progress}
+        if kind == "mixed":
+            MixedDataLoader({"one": path}, {"one": 1.0}, tokenizer="byte", **options).close()
+        else:
+            loaders = {
+                "pretrain": PretrainDataLoader,
+                "conversation": ConversationDataLoader,
+                "preference": PreferenceDataLoader,
+            }
+            loaders[kind](path, TOKENIZER, **template, **options).close()
+        assert len(seen) == min(number, 1)  # the third time the store is there
+    assert str(path) in seen[0]
+    with pytest.raises(ConfigError, match="progress must be True or False"):
+        PretrainDataLoader(path, "byte", batch_size=2, backend="numpy", progress="no")  # type: ignore[arg-type]

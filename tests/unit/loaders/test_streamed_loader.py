@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.streamed.reader import StreamOptions
+from penstock.memory import MemoryBudget
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample"
 TOKENIZER = SAMPLE / "tokenizer"
@@ -94,3 +97,45 @@ def test_get_batch_goes_on_in_the_next_epoch() -> None:
     with documents() as loader, documents() as walked:
         expected = [ids(batch) for _ in range(2) for batch in walked]
         assert [ids(loader.get_batch()) for _ in expected] == expected
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    lines = (json.dumps({"text": f"{row} {'some words that are repeated ' * (row % 50)}"}) for row in range(1000))
+    (tmp_path / "corpus.jsonl").write_text("\n".join(lines))
+    return tmp_path / "corpus.jsonl"
+
+
+@pytest.mark.parametrize(("packing", "compressed"), [("concat", False), ("best_fit", True)])
+def test_a_stream_keeps_to_its_budget_with_the_same_batches(corpus: Path, packing: Any, compressed: bool) -> None:
+    if compressed:
+        data, corpus = corpus.read_bytes(), corpus.with_suffix(".jsonl.gz")
+        corpus.write_bytes(gzip.compress(data, 1))
+
+    def read(limit: str) -> tuple[list[list[list[int]]], int]:
+        budget = MemoryBudget(limit)
+        options = StreamOptions(streams=16, window_bytes="32 KiB", worker_type="thread")
+        with PretrainDataLoader(
+            corpus, "byte", 256, streaming=options, packing=packing, truncation="split", batch_size=8,
+            backend="numpy", budget=budget, fields=["input_ids"], prefetch=0,
+        ) as loader:  # fmt: skip
+            return [ids(batch) for batch in loader], budget.peak
+
+    batches, needed = read("1 GiB")
+    tight, peak = read("256 KiB")
+    assert tight == batches
+    # One window that is made, and a quarter of the budget for windows that wait.
+    assert peak < 256 << 10
+    assert compressed or needed > 512 << 10
+
+
+def test_a_stream_without_room_for_its_windows_names_the_place(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "full"))
+    options = StreamOptions(window_bytes="64 KiB", worker_type="thread")
+    with (
+        PretrainDataLoader(corpus, "byte", 256, streaming=options, backend="numpy", budget="256 KiB") as loader,
+        pytest.raises(OSError, match="full"),
+    ):
+        list(loader)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from penstock.observe import Extent, LineProgress, LiveProgress, progress_on
+from penstock.observe import Extent, LineProgress, LiveProgress, pipeline_progress, progress_on
 from penstock.pipeline import Pipeline
 from penstock.pipeline.report import format_seconds
 from penstock.sinks import MemorySink
@@ -36,6 +36,8 @@ def snapshot(seconds: float, rows: int, *, dropped: int = 0, unreadable: int = 0
         "rows_in": rows,
         "rows_out": rows - dropped - unreadable,
         "bytes_in": rows * 1000,
+        "rows_done": rows,
+        "file_bytes_done": None,
         "memory": {"used": 32 << 20, "limit": 128 << 20, "peak": 64 << 20, "by_owner": {}},
         "workers": workers,
         "stages": [
@@ -88,17 +90,41 @@ def test_the_live_display_gives_the_cursor_back_after_an_error() -> None:
     assert raw.rindex("\x1b[?25h") > raw.rindex("\x1b[?25l")
 
 
-def test_a_log_gets_one_line_every_few_seconds() -> None:
+def test_a_log_gets_short_lines_less_and_less_often() -> None:
     log = console(terminal=False)
-    with LineProgress(log, Extent(rows=100_000), every_seconds=5.0) as progress:
-        for quarter in range(1, 49):
+    with LineProgress(log, Extent(rows=100_000)) as progress:
+        for quarter in range(1, 100):
             progress(snapshot(quarter / 4, 1_000 * quarter))
     assert written(log).splitlines() == [
-        "20% read; 5.0 s, about 20 s left; rows 20,000 in, 20,000 out; 4,000 rows/s, 4.0 MB/s; "
-        "memory 32.0 MiB of 128.0 MiB; 2 workers; Lower('text') is the bottleneck",
-        "40% read; 10 s, about 15 s left; rows 40,000 in, 40,000 out; 4,000 rows/s, 4.0 MB/s; "
-        "memory 32.0 MiB of 128.0 MiB; 2 workers; Lower('text') is the bottleneck",
+        f"{done}% done; {passed} s, about {left} s left; rows {rows},000 in, {rows},000 out; 4,000 rows/s; 4.0 MB/s"
+        for done, passed, left, rows in [(20, "5.0", 20, 20), (40, 10, 15, 40), (60, 15, 10, 60), (90, 22, "2.5", 90)]
     ]
+    lines: list[str] = []
+    with LineProgress(lines.append, Extent()) as progress:
+        for minute in range(10 * 60):
+            progress(snapshot(60.0 * minute, minute))
+    assert 60 < len(lines) < 80  # ten hours
+    assert max(map(len, lines)) < 100
+
+
+def test_what_stands_still_has_no_speed() -> None:
+    lines: list[str] = []
+    with LineProgress(lines.append, Extent(rows=100), first_seconds=0.0) as progress:
+        for second in range(10):
+            progress(snapshot(float(second), 60) | {"rows_done": 50})
+    assert lines[-1] == "50% done; 8.0 s; rows 60 in, 60 out"
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_program_without_a_terminal_gets_lines_in_its_log_or_on_standard_error(
+    level: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(level, "penstock")
+    with pipeline_progress(Pipeline(MemorySource([{"a": 1}]), [], MemorySink(), budget="8 MiB")) as progress:
+        progress(snapshot(1.0, 1))
+        progress(snapshot(6.0, 1))
+    lines = caplog.messages if level == "INFO" else capsys.readouterr().err.removeprefix("penstock: ").splitlines()
+    assert lines == ["MemorySource(list, 1 rows): 100% done; 6.0 s; rows 1 in, 1 out"]
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -108,7 +134,7 @@ def test_a_real_run_can_be_watched(terminal: bool) -> None:
     progress = (
         LiveProgress(screen, Extent.of(pipeline.source), str(pipeline))
         if terminal
-        else LineProgress(screen, Extent.of(pipeline.source), every_seconds=0.0)
+        else LineProgress(screen, Extent.of(pipeline.source), first_seconds=0.0)
     )
     with progress:
         pipeline.run(progress=progress)

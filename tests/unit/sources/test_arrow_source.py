@@ -4,14 +4,17 @@ import bz2
 import gzip
 import io
 import lzma
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from penstock.errors import DataError, ResumeError, SchemaError
+from penstock import Pipeline
+from penstock.errors import ChangedFileError, DataError, ResumeError, SchemaError
 from penstock.files.states import with_checksum
-from penstock.sources import ArrowSource
+from penstock.sinks import ArrowSink
+from penstock.sources import ArrowSource, MemorySource
 from penstock.testing import assert_source_contract
 
 TABLE = pa.table({"n": range(40), "s": [f"row {i}" for i in range(40)]})
@@ -66,10 +69,49 @@ def test_an_arrow_source_keeps_the_contract_over_several_files(tmp_path: Path) -
     assert_source_contract(lambda: ArrowSource(tmp_path), TABLE.slice(0, 23).to_pylist())
 
 
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_batches_that_are_in_use_outlive_a_truncated_file(
+    tmp_path: Path, stream: bool, compression: str | None
+) -> None:
+    table = pa.table({"n": range(100_000), "s": [f"row {i}" for i in range(100_000)]})
+    (tmp_path / "a.arrow").write_bytes(ipc(table, stream=stream, rows=10_000, compression=compression))
+    source = ArrowSource(tmp_path / "a.arrow")
+    batch = source.next_batch(100_000)
+    os.truncate(tmp_path / "a.arrow", 100)
+    assert batch is not None
+    assert pa.Table.from_batches([batch]).equals(table.slice(0, 10_000))
+    with pytest.raises(ChangedFileError, match=r"a\.arrow .* has 100 now"):
+        source.next_batch(1)
+    source.close()
+
+
+def test_a_run_over_a_truncated_arrow_file_ends_with_its_name(tmp_path: Path) -> None:
+    table = pa.table({"n": range(300_000), "s": [f"row {i}" for i in range(300_000)]})
+    Pipeline(MemorySource(table.to_batches()), [], ArrowSink(tmp_path / "a.arrow")).run()
+    batches = iter(Pipeline(ArrowSource(tmp_path / "a.arrow"), []))
+    next(batches)
+    os.truncate(tmp_path / "a.arrow", 4_096)
+    with pytest.raises(ChangedFileError, match=r"a\.arrow"):
+        [batch.to_pylist() for batch in batches]
+
+
+def test_large_batches_are_mapped(tmp_path: Path) -> None:
+    (tmp_path / "a.arrow").write_bytes(ipc(TABLE, rows=40))
+    source = ArrowSource(tmp_path / "a.arrow")
+    source.fit_budget(16 * 100)
+    before = pa.total_allocated_bytes()
+    batch = source.next_batch(40)
+    assert pa.total_allocated_bytes() - before < 1000
+    assert batch is not None
+    assert batch.to_pylist() == TABLE.to_pylist()
+    source.close()
+
+
 def test_batches_of_a_file_are_views_of_it_and_outlive_the_source(tmp_path: Path) -> None:
     (tmp_path / "a.arrow").write_bytes(ipc(TABLE, rows=40))
     before = pa.total_allocated_bytes()
-    source = ArrowSource(tmp_path / "a.arrow")
+    source = ArrowSource(tmp_path / "a.arrow", verify=False)
     batch = source.next_batch(40)
     assert pa.total_allocated_bytes() - before < 1000
     source.close()

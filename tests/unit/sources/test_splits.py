@@ -13,9 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import ConfigError, DataError
-from penstock.sources import ArrowSource, CsvSource, IteratorSource, JsonlSource, ParquetSource, TextSource
-from penstock.sources.splits import InputSplit, input_files, open_split, split_input
+from penstock.errors import DataError
+from penstock.sources import (
+    ArrowSource,
+    CsvSource,
+    IteratorSource,
+    JsonlSource,
+    MemorySource,
+    ParquetSource,
+    TextSource,
+)
+from penstock.sources.splits import InputSplit, open_split, split_input
 
 
 def rows_of(source: Any, stretch: InputSplit, records: int = 1 << 30, nbytes: int = 1 << 30) -> list[tuple[int, str]]:
@@ -141,6 +149,12 @@ def test_damage_is_told_behind_the_last_good_row_and_can_be_passed_over(tmp_path
         assert reader.decode(cut).places.tolist() == [105]
 
 
-def test_what_is_no_file_cannot_be_cut() -> None:
-    with pytest.raises(ConfigError, match="IteratorSource"):
-        input_files(IteratorSource([{"a": 1}]))
+def test_a_source_that_is_read_from_its_beginning_on_is_one_split() -> None:
+    source = IteratorSource(lambda: ({"a": n} for n in range(10)))
+    (split,) = split_input(source, 1)
+    reader = open_split(source, split, 4)
+    rows = [
+        batch.batch["a"].to_pylist() for cut in iter(lambda: reader.cut(3, 100), None) if (batch := reader.decode(cut))
+    ]
+    assert rows == [[4, 5, 6], [7, 8, 9]]
+    assert split_input(MemorySource([{"a": n} for n in range(10)]), 20)[-1].stop == 10

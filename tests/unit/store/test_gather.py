@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -154,3 +155,20 @@ def test_an_index_that_says_other_lengths_is_damage_not_other_rows(tmp_path: Pat
     table = TokenTable([open_store(path, verify="fast")])
     with pytest.raises(DataError, match="shards"):
         table.locate(np.array([20]), np.array([0]))
+
+
+def test_of_many_shards_some_are_looked_at_each_time(stores: list[Path], tmp_path: Path) -> None:
+    path = Path(shutil.copytree(stores[0], tmp_path / "many"))
+    table = table_of(path)
+    table.lengths(np.arange(table.rows))
+    count = len(table.stores[0].manifest.shards)
+    for _ in range(2 * count):
+        table.check_unchanged(3)
+    os.truncate(path / table.stores[0].manifest.shards[count // 2].file, 0)
+
+    def some() -> None:
+        for _ in range(-(-count // 3)):
+            table.check_unchanged(3)
+
+    with pytest.raises(DataError, match="changed"):
+        some()

@@ -405,6 +405,22 @@ def test_a_shard_that_goes_while_the_store_is_open_is_named(path: Path) -> None:
         store[-1]
 
 
+@pytest.mark.parametrize("which", ["file", "index_file"])
+@pytest.mark.parametrize(
+    "use", [lambda store: store[1], lambda store: store.take([1]), lambda store: list(store.batches())]
+)
+def test_a_shard_that_is_truncated_while_the_store_is_open_is_named(
+    path: Path, which: str, use: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(path)
+    assert store[0]["n"] == 0
+    monkeypatch.setattr(shards_module, "CHECK_SECONDS", -1.0)  # rows are not looked at more often than that
+    os.truncate(path / getattr(store.manifest.shards[0], which), 0)
+    with pytest.raises(DataError, match=r"shard was changed") as caught:
+        use(store)
+    assert caught.value.file == str(path / store.manifest.shards[0].file)
+
+
 def test_a_file_that_is_no_arrow_file_is_damaged_even_with_the_right_size(path: Path) -> None:
     store = open_store(path)
     file = path / store.manifest.shards[0].file

@@ -50,13 +50,18 @@ class KeyTable:
         old = copy(self)
         self._slots = np.zeros((slots, self._width), np.uint64)
         for start in range(0, len(old._slots), _CHUNK):
-            _insert_all(self._slots, self._shift, frozen(old._slots[start : start + _CHUNK]))
+            part = old._slots[start : start + _CHUNK]
+            _place(self._slots, self._shift, part.take(np.flatnonzero(part[:, 0]), axis=0))
 
     def add_rows(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
         """Flags of the rows with a key that is `known`, in the table or in an earlier row; and the keys that are new.
 
         `keys` has a row, a band and a word axis. There must be room for all of them: see `grow_for`.
         """
+        if keys.shape[1] == 1:  # no compiler needed: exact deduplication hashes texts for longer than this takes
+            duplicate, fresh = self._add_single(keys[:, 0], None if known is None else known[:, 0])
+            self.stored += len(fresh)
+            return duplicate, fresh
         duplicate = np.zeros(len(keys), np.bool_)
         fresh = np.empty((keys.shape[0] * keys.shape[1], self._width), np.uint64)
         known = np.zeros((0, 0), np.bool_) if known is None else known
@@ -64,9 +69,24 @@ class KeyTable:
         self.stored += added
         return duplicate, fresh[:added]
 
+    def _add_single(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
+        """`add_rows` for one key a row, with NumPy."""
+        order = np.lexsort(keys.T[::-1])  # stable: of equal keys, the first row comes first
+        ordered = keys.take(order, axis=0)
+        starts = np.ones(len(keys), np.bool_)
+        np.any(ordered[1:] != ordered[:-1], axis=1, out=starts[1:])
+        duplicate = np.ones(len(keys), np.bool_)
+        duplicate[order[starts]] = False
+        if known is not None:
+            duplicate |= known
+        firsts = np.flatnonzero(~duplicate)
+        is_new = _place(self._slots, self._shift, keys.take(firsts, axis=0))
+        duplicate[firsts[~is_new]] = True
+        return duplicate, keys.take(firsts[is_new], axis=0)
+
     def remove(self, keys: Words) -> None:
         """Take out keys that are in it."""
-        _remove_all(self._slots, self._shift, frozen(keys))
+        _remove_all(self._slots, self._shift, keys)
         self.stored -= len(keys)
 
     def clear(self) -> None:
@@ -156,27 +176,32 @@ def _add_rows(slots: Any, shift: Any, keys: Any, known: Any, duplicate: Any, fre
     return added, touched  # returned, or the compiler would remove the prefetch
 
 
-@kernel(plain=PLAIN // 4, by=2)
-def _insert_all(slots: Any, shift: Any, keys: Any) -> None:
-    """Put keys that are not in the table into it."""
+def _place(slots: Words, shift: np.uint64, keys: Words) -> Flags:
+    """Put different keys into the table; flags of those that were not in it before.
+
+    All keys look at their slot at once. A key whose slot holds another one, or was taken by another one just now, goes
+    on to the next slot.
+    """
     mask = len(slots) - 1
-    for row in range(len(keys)):
-        if keys[row, 0] == _ZERO:
-            continue
-        at = np.int64(keys[row, 0] >> shift)
-        while slots[at, 0] != _ZERO:
-            at = (at + 1) & mask
-        for i in range(slots.shape[1]):
-            slots[at, i] = keys[row, i]
+    is_new = np.zeros(len(keys), np.bool_)
+    left = np.arange(len(keys))
+    at = (keys[:, 0] >> shift).astype(np.int64)
+    while len(left):
+        free = slots[at, 0] == 0
+        taken, key = at[free], keys.take(left[free], axis=0)
+        slots[taken] = key  # of several keys for one slot, one stays
+        is_new[left[free]] = (slots[taken] == key).all(axis=1)
+        on = (slots[at] != keys.take(left, axis=0)).any(axis=1)
+        left, at = left[on], (at[on] + 1) & mask
+    return is_new
 
 
-@kernel(plain=PLAIN // 4, by=2)
-def _remove_all(slots: Any, shift: Any, keys: Any) -> None:
-    """Take keys that are in the table out of it, moving up those that were displaced by them."""
+def _remove_all(slots: Words, shift: np.uint64, keys: Words) -> None:
+    """Take keys that are in the table out of it, moving up those that were displaced by them. Rare, so not compiled."""
     mask = len(slots) - 1
     for row in range(len(keys)):
         hole = np.int64(keys[row, 0] >> shift)
-        while not _equal(slots[hole], keys[row]):
+        while (slots[hole] != keys[row]).any():
             hole = (hole + 1) & mask
         at = hole
         while True:

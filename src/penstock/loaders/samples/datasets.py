@@ -16,11 +16,16 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import local_or_none
+from penstock.files.listing import PathLike
 from penstock.loaders.samples.columns import EXAMINED_ROWS, SampleColumns, columns_of_samples, columns_of_table, some_of
 from penstock.loaders.samples.schema import Objective, SampleSchema, array_of, read_schema
 from penstock.memory import MemoryBudget, format_bytes, object_nbytes
 from penstock.memory.cache import LRUCache
 from penstock.pipeline.prefetch import map_ahead
+from penstock.sources.by_suffix import SourceFiles, find_source
+from penstock.sources.columnar import ArrowSource, ParquetSource
+from penstock.sources.saved_dataset import SavedDatasetSource
+from penstock.sources.tables import readable, refuse_splits
 from penstock.store import Store, open_store
 from penstock.store.manifest import is_store, refuse_remote_store
 
@@ -32,6 +37,7 @@ _MOST_COLUMN_BYTES = 1 << 30
 _TRIED = 64
 """Samples by which the size of a list is estimated."""
 _CHUNK = 256
+_TABLE_ROWS = 1 << 16
 _OWNER = attrgetter("base")
 """Array that owns the memory of a view; None if it is no view."""
 
@@ -382,12 +388,8 @@ def as_sample_dataset(
     if isinstance(dataset, (str, os.PathLike)):
         refuse_remote_store(dataset)
         local = local_or_none(dataset)
-        if local is None or not is_store(local):
-            raise ConfigError(
-                f"{os.fspath(dataset)!r} is not a token store; make one with penstock.prepare, or pass a dataset, a "
-                "table, or a list of samples"
-            )
-        dataset = open_store(dataset)
+        dataset = open_store(dataset) if local is not None and is_store(local) else _table_at(dataset)
+    refuse_splits(dataset)
     if isinstance(dataset, Store):
         return _of_store(dataset, objective, keep)
     if isinstance(dataset, Mapping) or hasattr(dataset, "__arrow_c_stream__"):
@@ -413,6 +415,22 @@ def as_sample_dataset(
     return FetchedDataset(dataset, objective, keep, cache)
 
 
+def _table_at(path: PathLike) -> pa.Table:
+    """Columns of Arrow and Parquet files, and of a saved dataset of Hugging Face."""
+    try:
+        found = find_source(path)
+    except (FileNotFoundError, ConfigError) as error:
+        raise ConfigError(f"{os.fspath(path)!r} is not a token store: {error}") from error
+    if not isinstance(found, SourceFiles) or found.kind not in (ArrowSource, ParquetSource, SavedDatasetSource):
+        raise ConfigError(
+            f"{os.fspath(path)!r} is not a token store, nor Parquet or Arrow files with columns of tokens; make a "
+            "store with penstock.prepare, or pass a dataset, a table, or a list of samples"
+        )
+    source: Any = found.open()
+    batches = list(iter(lambda: source.next_batch(_TABLE_ROWS), None))
+    return pa.Table.from_batches(batches, source.schema)
+
+
 def _columns_of(dataset: Any) -> Callable[[], pa.Table] | None:
     """Function that reads a dataset as columns; None if it has none, or if samples differ from the columns."""
     if getattr(dataset, "transform", None) is not None:
@@ -428,9 +446,10 @@ def _columns_of(dataset: Any) -> Callable[[], pa.Table] | None:
 
 def _table_of(data: Any) -> pa.Table:
     if isinstance(data, pa.Table):
-        return data
+        return readable(data).slice()
     try:
-        return pa.table({name: _column(value) for name, value in data.items()} if isinstance(data, Mapping) else data)
+        columns = {name: _column(value) for name, value in data.items()} if isinstance(data, Mapping) else data
+        return readable(pa.table(columns)).slice()
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise SchemaError(
             f"{type(data).__name__} cannot be read as columns: {error}; pass a list of samples, or a mapping of names "

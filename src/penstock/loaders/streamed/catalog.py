@@ -15,11 +15,12 @@ from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
 from penstock.errors import ChangedFileError, ConfigError
 from penstock.files.checksums import FileStamps
-from penstock.files.listing import PathLike, names_of
+from penstock.files.listing import names_of
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import StoreSource, open_source
+from penstock.sources.inputs import Input, shown_input
 from penstock.sources.record_source import RecordSource
-from penstock.sources.splits import InputSplit, input_files, split_input
+from penstock.sources.splits import InputSplit, has_files, input_files, split_input
 
 Ints = npt.NDArray[np.int64]
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 19
@@ -40,7 +41,7 @@ class InputFacts:
     """Stamps of the files at the time they were listed."""
     described: list[str | None]
 
-    def open(self, recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput:
+    def open(self, recipe: Recipe | None, paths: Input) -> OpenedInput:
         """Open the input once more, if it is still the same."""
         self.stamps.check_all()
         opened = open_input_rows(recipe, paths)
@@ -55,10 +56,10 @@ class InputFacts:
             raise ChangedFileError(reason, file=name)
         return opened
 
-    def _differing(self, opened: OpenedInput, recipe: Recipe | None, paths: list[PathLike]) -> tuple[str, str]:
+    def _differing(self, opened: OpenedInput, recipe: Recipe | None, paths: Input) -> tuple[str, str]:
         """What the rows are made with that is another now: kind and name."""
         if recipe is None or isinstance(opened.source, StoreSource):
-            return "store", ", ".join(map(str, paths))
+            return "store", shown_input(paths)
         if opened.described[1] != self.described[1] and recipe.template is not None:
             return "chat template", str(recipe.template)
         given = recipe.tokenizer
@@ -87,7 +88,7 @@ class Catalog:
         if self.facts is not None:
             return self.facts.files
         found = input_files(self.source)
-        for name, _ in found:
+        for name, _ in found if has_files(self.source) else ():
             if Path(name).exists():  # or it is reported when it is opened
                 self.stamps.note(name)
         return found
@@ -171,11 +172,16 @@ class Catalog:
     def identity(self) -> list[Any]:
         """Names and sizes that the order of the input depends on; not the content, and the directory only if it holds a
         column."""
+        if not has_files(self.source):
+            sampled = getattr(self.source, "sampled_identity", None)
+            return [type(self.source).__name__, *(sampled() if sampled is not None else ())]
         names = names_of(getattr(self.source, "files", [Path(name) for name, _ in self.files]))
         return [[name, size] for name, (_, size) in zip(names, self.files)]
 
     def check_unchanged(self, block: int) -> None:
         """Raise an error if a file has changed since it was split."""
+        if not has_files(self.source):
+            return
         name, size = self.files[self.blocks[block].file]
         now = Path(name).stat().st_size
         if now != size:
@@ -197,8 +203,8 @@ class OpenedInput:
     mask: str | None
 
 
-def open_input_rows(recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput:
-    """Open files or a token store, and read no more than their columns."""
+def open_input_rows(recipe: Recipe | None, paths: Input) -> OpenedInput:
+    """Open files, a token store or other data, and read no more than their columns."""
     # Without `keep`: a stream adds a column of row numbers of its own.
     opened = (
         None if recipe is None else OpenedRecipe.of(replace(recipe, keep=(), tokenizer=recipe.load_tokenizer()), paths)
@@ -210,7 +216,7 @@ def open_input_rows(recipe: Recipe | None, paths: list[PathLike]) -> OpenedInput
             raise ConfigError(f"{source.path} holds no tokens; prepare it with a tokenizer")
         return OpenedInput(source, [], ["store", manifest.checksum], manifest.tokens_column, manifest.mask_column)
     if opened is None:
-        raise ConfigError(f"{paths} are raw files; pass a tokenizer")
+        raise ConfigError(f"{shown_input(paths)} holds raw rows, which need a tokenizer; pass tokenizer=")
     source, steps = opened.for_streams(ROW)
     described = [steps.tokenizer.fingerprint, steps.template, *steps.described]
     return OpenedInput(source, steps.transforms, described, steps.tokens, steps.mask)

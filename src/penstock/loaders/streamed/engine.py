@@ -11,6 +11,7 @@ from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, check_stores, pad_id_of, stores_at
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.sources.inputs import as_input
 from penstock.store import Store
 
 if TYPE_CHECKING:
@@ -41,8 +42,7 @@ class StreamEngine:
     ) -> None:
         if not isinstance(streaming, (bool, StreamOptions)):
             raise ConfigError(f"streaming must be True, False or StreamOptions(...), got {streaming!r}")
-        if isinstance(paths, Store):
-            paths = paths.path
+        paths = paths.path if isinstance(paths, Store) else as_input(paths)  # once: it may be an iterator
         if options.sharding is not None:
             raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
         if options.drop_last:
@@ -76,7 +76,7 @@ class StreamEngine:
 
     @property
     def names(self) -> str:
-        return ", ".join(str(path) for path in self.reader.paths)
+        return self.reader.names
 
     def start(self) -> StreamPosition:
         return self.reader.start()

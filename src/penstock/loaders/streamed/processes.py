@@ -21,7 +21,14 @@ import numpy.typing as npt
 
 from penstock.batching.collate import CompactBatch
 from penstock.errors import StageError
-from penstock.loaders.streamed.sampled_windows import SampledWindow, ThreadWindows, WindowInput, WindowMakers, reserve
+from penstock.loaders.streamed.sampled_windows import (
+    SampledWindow,
+    ThreadWindows,
+    WindowInput,
+    WindowMakers,
+    keep,
+    reserve,
+)
 from penstock.loaders.streamed.serialization import PackedCursors, counts_from, counts_to, window_from, window_to
 from penstock.loaders.streamed.spec import StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition
@@ -36,6 +43,7 @@ from penstock.pipeline.array_worker import (
     died,
     on_release,
 )
+from penstock.sources.inputs import shown_input
 
 log = logging.getLogger(__name__)
 _SLOTS = 10
@@ -90,9 +98,7 @@ class ProcessWindows:
         charge = reserve(self._budget, self._spec.options.window().nbytes, by)
 
         def use(answer: Answer) -> SampledWindow:
-            window = window_from(answer)
-            charge.resize(window.rows.nbytes)
-            return replace(window, charge=charge)
+            return keep(window_from(answer), charge, self._budget)
 
         def end(done: Future[SampledWindow]) -> None:
             if done.cancelled() or done.exception() is not None:
@@ -212,7 +218,7 @@ class ProcessSteps:
                 code = self._restart()
                 log.warning(
                     "the process that makes the batches of %s ended at step %d, exit code %s; another one goes on",
-                    ", ".join(map(str, self.spec.paths)),
+                    shown_input(self.spec.paths),
                     position.step,
                     code,
                 )

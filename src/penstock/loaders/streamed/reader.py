@@ -18,7 +18,7 @@ Without `shuffle` the streams still take turns, so rows come in the order of the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
@@ -42,6 +42,7 @@ from penstock.loaders.streamed.stream import StreamLane
 from penstock.loaders.streamed.windows import StreamCounts, StreamCursor
 from penstock.loaders.streamed.workers import choose_workers, open_steps
 from penstock.memory import MemoryBudget
+from penstock.sources.inputs import Input, as_input, shown_input, why_it_stays
 
 __all__ = ["StreamOptions", "StreamPosition", "StreamReader", "StreamStep"]
 
@@ -81,7 +82,7 @@ class StreamReader:
     def __init__(
         self,
         recipe: Recipe | None,
-        paths: PathLike | Iterable[PathLike],
+        paths: Input,
         sampling: Sampling,
         form: BatchLayout,
         *,
@@ -109,7 +110,7 @@ class StreamReader:
         self._budget = budget or MemoryBudget()
         self.spec = StreamSpec(
             recipe=recipe,
-            paths=[paths] if isinstance(paths, (str, os.PathLike)) else list(paths),
+            paths=as_input(paths),
             sampling=WindowSampling(sampling, max_tokens, form.multiple),
             form=form,
             global_batch=global_batch,
@@ -119,7 +120,8 @@ class StreamReader:
             options=self.options,
             memory=self._budget.limit,
         )
-        self.workers = choose_workers(self.options)
+        stays = None if isinstance(self.spec.paths, list) else why_it_stays(self.spec.paths)
+        self.workers = choose_workers(self.options, stays=stays)
         """Workers that make the batches, and the reason for them."""
         self._made_by: StreamSteps | None = None
         self._process = os.getpid()
@@ -248,8 +250,9 @@ class StreamReader:
     # What is read
 
     @property
-    def paths(self) -> list[PathLike]:
-        return self.spec.paths
+    def names(self) -> str:
+        """Names of what is read, for messages."""
+        return shown_input(self.spec.paths)
 
     @property
     def form(self) -> BatchLayout:

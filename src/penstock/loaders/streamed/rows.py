@@ -85,10 +85,13 @@ class TokenRows:
         if not parts:
             none = np.zeros(0, np.int64)
             return cls(Ragged(np.zeros(0, np.uint16), np.zeros(1, np.int64)), None, none, none)
-        masks = [part.mask if part.mask is not None else np.ones(part.tokens, np.bool_) for part in parts]
+        mask = None
+        if any(part.mask is not None for part in parts):
+            flags = (part.mask if part.mask is not None else np.ones(part.tokens, np.bool_) for part in parts)
+            mask = np.concatenate(list(flags))
         return cls(
             Ragged.joined([part.ids for part in parts]),
-            np.concatenate(masks) if any(part.mask is not None for part in parts) else None,
+            mask,
             np.concatenate([part.blocks for part in parts]),
             np.concatenate([part.places for part in parts]),
         )

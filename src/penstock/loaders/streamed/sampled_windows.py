@@ -6,8 +6,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from penstock.arrays.ragged import Ragged
 from penstock.errors import DataError
 from penstock.loaders.streamed.rows import TokenRows, WindowSampling
+from penstock.loaders.streamed.spill import SpilledArrays
 from penstock.loaders.streamed.windows import (
     BlockSequence,
     OpenSplit,
@@ -18,6 +20,7 @@ from penstock.loaders.streamed.windows import (
     WindowStart,
 )
 from penstock.memory import MemoryBudget, Reservation
+from penstock.memory.pressure import give_back_memory
 from penstock.order.permutation import derive_key
 from penstock.order.samples import Samples
 from penstock.pipeline.metrics import TOKENS
@@ -25,6 +28,9 @@ from penstock.pipeline.prefetch import Background
 
 _MAKING = 3
 """Memory of a window while it is made, in sizes of its input: bytes, text and tokens."""
+
+_WAITING = 4
+"""Share of the budget for windows that wait in memory: the rest is for those being made, and for batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +60,28 @@ class SampledWindow:
     """Input of the next window; None after the last."""
     counts: WindowCounts
     charge: Reservation | None = None
+    spilled: SpilledArrays | None = None
+    """File that holds the arrays, if the budget has no room for them."""
 
     def __len__(self) -> int:
         return len(self.samples)
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.samples.nbytes
+
+    def spill(self) -> SampledWindow:
+        """The same window with its arrays in a file."""
+        rows, samples = self.rows, self.samples
+        tokens = [rows.ids.values, rows.ids.offsets, rows.mask, rows.blocks, rows.places]
+        spilled = SpilledArrays([*tokens, samples.offsets, samples.rows, samples.starts, samples.lengths])
+        values, offsets, mask, blocks, places, of_samples, of_rows, starts, lengths = spilled.arrays
+        return replace(
+            self,
+            rows=TokenRows(Ragged(values, offsets), mask, blocks, places),
+            samples=Samples(of_samples, of_rows, starts, lengths, samples.single),
+            spilled=spilled,
+        )
 
     def release(self) -> None:
         """Give the memory back to the budget."""
@@ -147,12 +172,14 @@ class ThreadWindows:
         def work() -> SampledWindow:
             charge = reserve(self._budget, self._filler.builder.limits.nbytes, by)
             try:
-                window = self._filler.fill(sequence, source, split)
+                window = keep(self._filler.fill(sequence, source, split), charge, self._budget)
             except BaseException:
                 charge.release()
                 raise
-            charge.resize(window.rows.nbytes)
-            return replace(window, charge=charge)
+            if window.spilled is not None:
+                split.rest(self._filler.builder.catalog)
+                give_back_memory()
+            return window
 
         return self._pool.submit(work)
 
@@ -162,4 +189,18 @@ class ThreadWindows:
 
 def reserve(budget: MemoryBudget, nbytes: int, by: object) -> Reservation:
     """Charge for a window of so many bytes of input while it is made."""
-    return budget.charge(_MAKING * nbytes, "streams", by=by)
+    return budget.charge(making(nbytes), "streams", by=by)
+
+
+def keep(window: SampledWindow, charge: Reservation, budget: MemoryBudget) -> SampledWindow:
+    """A window that was just made, with its charge: in memory, or in a file if the windows take too much of that."""
+    charge.resize(window.nbytes)
+    if budget.used > budget.limit // _WAITING:
+        window = window.spill()
+        charge.resize(0)
+    return replace(window, charge=charge)
+
+
+def making(nbytes: int) -> int:
+    """Memory that a window of so many bytes of input takes while it is made."""
+    return _MAKING * nbytes

@@ -81,7 +81,8 @@ class StreamSpec:
     """Description of the streams of one rank. What is opened by it is opened once in each process."""
 
     recipe: Recipe | None
-    paths: list[PathLike]
+    paths: Any
+    """A list of paths, or a source."""
     sampling: WindowSampling
     form: BatchLayout
     global_batch: int
@@ -118,6 +119,10 @@ class StreamSpec:
     @cached_property
     def slots(self) -> range:
         return self.catalog.sharding.slots_of(self.rank, self.global_batch)
+
+    @property
+    def window_bytes(self) -> int:
+        return self.options.window().nbytes
 
     @cached_property
     def filler(self) -> WindowFiller:

@@ -70,7 +70,8 @@ class StepMaker:
         spec, epoch, step = self.spec, position.epoch, position.epoch_step
         streams = self._streams_at(position)
         for lane in spec.lanes:
-            streams[lane.due(step)].begin()
+            if not (stream := streams[lane.due(step)]).left:
+                stream.begin()
         taken = [sample for lane in spec.lanes for sample in self._own(lane, lane.read(step, streams))]
         cursors = {number: stream.cursor for number, stream in streams.items()}
         self._look_ahead(streams, step + 1)
@@ -80,6 +81,9 @@ class StepMaker:
         if taken or spec.rank.world_size > 1:
             compact, found, tokens = collate_samples(taken, spec.catalog, spec.form, masked=spec.input.mask is not None)
             metadata = found | metadata
+            for spilled in {window.spilled for window, _ in taken}:
+                if spilled is not None:
+                    spilled.drop_pages()
         self._last_position = StreamPosition(epoch, position.step + 1, step + 1, cursors)
         counts, self._counts = self._counts, []
         return MadeStep(compact, metadata, tokens, bool(taken), self._last_position, counts)

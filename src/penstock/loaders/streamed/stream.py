@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
 from penstock.loaders.streamed.catalog import Catalog
 from penstock.loaders.streamed.rows import TokenRows
-from penstock.loaders.streamed.sampled_windows import SampledWindow, WindowMakers
+from penstock.loaders.streamed.sampled_windows import SampledWindow, WindowInput, WindowMakers
 from penstock.loaders.streamed.windows import BlockSequence, OpenSplit, StreamCursor, WindowCounts
 from penstock.order.samples import Samples
 
@@ -33,6 +33,8 @@ class Stream:
         self._split = OpenSplit()
         self._here: SampledWindow | None = None
         self._next: Future[SampledWindow] | None = None
+        self._input: WindowInput | None = None
+        """Input of the window at the cursor, if the one before it was read here."""
         self.cursor = StreamCursor() if len(sequence.blocks) else StreamCursor(ended=True)
         self.nbytes = 0
         """Size of the last window."""
@@ -71,8 +73,8 @@ class Stream:
         """Start to make the next window in the background, unless that has begun."""
         if self._next is not None or self.over:
             return
-        here, cursor = self._here, self.cursor
-        source = cursor if here is None else here.following
+        here = self._here
+        source = (self._input or self.cursor) if here is None else here.following
         if source is not None:
             self._next = self._makers.submit(self._sequence, source, self._split, self)
 
@@ -81,7 +83,7 @@ class Stream:
         while not self.cursor.ended:
             if self._here is None:
                 self._here = self._awaited()
-                self.nbytes = self._here.rows.nbytes
+                self.nbytes = self._here.nbytes
                 if self.counting and self._on_window is not None and not self.cursor.index:
                     self._on_window(self._here.counts)
             here, index = self._here, self.cursor.index
@@ -99,9 +101,8 @@ class Stream:
         self._drop()
 
     def _step_past(self, here: SampledWindow) -> None:
-        self.begin()  # while it is known what comes next
         here.release()
-        self._here = None
+        self._here, self._input = None, here.following
         self.cursor = StreamCursor(ended=True) if here.following is None else here.following.cursor()
 
     def _awaited(self) -> SampledWindow:
@@ -118,7 +119,7 @@ class Stream:
                 self._next.result().release()
         if self._here is not None:
             self._here.release()
-        self._next = self._here = None
+        self._next = self._here = self._input = None
         self._split.close()
 
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
@@ -170,30 +169,12 @@ class WindowBuilder:
 
     def make(self, sequence: BlockSequence, start: WindowStart, split: OpenSplit) -> RowWindow:
         """The window that begins at `start`. `split` keeps the file open between the windows of a stream."""
-        found, rejected, following = self._read(sequence, start, split)
-        rows, parts = _InputRows(self.catalog, found), []
-        dropped, changed = Counter[str](), Counter[str]()
-        for batch in rows.batches():
-            ran = self._transform(batch, rows)
-            for counts in ran.counts.values():
-                dropped.update(counts[0])
-                changed.update(counts[1])
-            rejected += self._failed(ran, rows, batch)
-            if ran.batch is not None and ran.batch.num_rows:
-                parts.append(self._tokens(ran.batch, rows))
-        made = TokenRows.concat(parts)
-        if self.shuffle and made.rows > 1:
-            key = derive_key(self.seed, "rows", sequence.epoch, sequence.stream, start.number)
-            made = made.take(Permutation(made.rows, key)(np.arange(made.rows)))
-        return RowWindow(made, following, WindowCounts(rows.count, dropped, changed, tuple(rejected)))
-
-    def _read(
-        self, sequence: BlockSequence, start: WindowStart, split: OpenSplit
-    ) -> tuple[list[tuple[int, SplitRows]], list[Rejected], WindowStart]:
         most_rows, most_bytes = self.limits.of(sequence.stream, start.number)
-        found: list[tuple[int, SplitRows]] = []
-        rejected: list[Rejected] = []
-        block, at = start.block, start.at
+        parts: list[TokenRows] = []
+        counts = WindowCounts(0)
+        unread: list[Rejected] = []
+        failed: list[Rejected] = []
+        block, at, read = start.block, start.at, 0
         while most_rows > 0 and most_bytes > 0 and block < len(sequence.blocks):
             number = int(sequence.blocks[block])
             reader = split.reader(self.catalog, number, at)
@@ -203,23 +184,43 @@ class WindowBuilder:
                 if self.on_error == "raise":
                     raise
                 kind = reader.skip_bad()
-                rejected.append(Rejected(error.file, error.row, error.offset, "reading", kind, error.reason))
+                unread.append(Rejected(error.file, error.row, error.offset, "reading", kind, error.reason))
                 continue
             if cut is None:
                 self.catalog.check_unchanged(number)
                 split.close()
                 block, at = block + 1, 0
                 continue
+            most_rows, most_bytes, at = most_rows - cut.records, most_bytes - cut.nbytes, reader.at
             rows = reader.decode(cut)
+            del cut  # from here on the window is made of tokens: neither its bytes nor its text are there as a whole
             if rows.rejected and self.on_error == "raise":
                 bad = rows.rejected[0]
                 raise DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
-            found.append((number, rows))
-            rejected += rows.rejected
-            most_rows, most_bytes, at = most_rows - cut.records, most_bytes - cut.nbytes, reader.at
-        return found, rejected, WindowStart(block, at, start.number + 1)
+            unread += rows.rejected
+            read += rows.batch.num_rows
+            if rows.batch.num_rows:
+                self._add(_InputRows(self.catalog, number, rows), parts, counts, failed)
+        made = TokenRows.concat(parts)
+        parts.clear()
+        if self.shuffle and made.rows > 1:
+            key = derive_key(self.seed, "rows", sequence.epoch, sequence.stream, start.number)
+            made = made.take(Permutation(made.rows, key)(np.arange(made.rows)))
+        counts = replace(counts, read=read, rejected=(*unread, *failed))
+        return RowWindow(made, WindowStart(block, at, start.number + 1), counts)
 
-    def _transform(self, batch: pa.RecordBatch, rows: _InputRows) -> Ran:
+    def _add(self, rows: _InputRows, parts: list[TokenRows], counts: WindowCounts, failed: list[Rejected]) -> None:
+        """Tokens of some rows."""
+        batch = rows.batch()
+        ran = self._transform(batch)
+        for dropped, changed in ran.counts.values():
+            counts.dropped.update(dropped)
+            counts.changed.update(changed)
+        failed += self._failed(ran, rows, batch)
+        if ran.batch is not None and ran.batch.num_rows:
+            parts.append(self._tokens(ran.batch, rows))
+
+    def _transform(self, batch: pa.RecordBatch) -> Ran:
         try:
             return self._chain.run(batch, batch.nbytes)
         except StepError as step:
@@ -244,8 +245,8 @@ class WindowBuilder:
     def _tokens(self, batch: pa.RecordBatch, rows: _InputRows) -> TokenRows:
         numbers = batch.column(ROW).to_numpy()
         mask = None if self.mask is None else batch.column(self.mask)
-        blocks, places = rows.blocks[numbers], rows.places[numbers]
-        return TokenRows.of(_plain(batch.column(self.tokens)), _plain(mask), blocks, places)
+        blocks = np.full(len(numbers), rows.block, np.int64)
+        return TokenRows.of(_plain(batch.column(self.tokens)), _plain(mask), blocks, rows.places[numbers])
 
 
 class OpenSplit:
@@ -262,6 +263,11 @@ class OpenSplit:
             self._open = (block, open_split(catalog.source, catalog.blocks[block], at))
         return self._open[1]
 
+    def rest(self, catalog: Catalog) -> None:
+        """Close a file that can be opened in the middle again, and give up what was read ahead of it."""
+        if self._open is not None and self._open[1].by_bytes and catalog.blocks[self._open[0]].stop is not None:
+            self.close()
+
     def close(self) -> None:
         if self._open is not None:
             self._open[1].close()
@@ -269,29 +275,18 @@ class OpenSplit:
 
 
 class _InputRows:
-    """Rows of the input of a window, numbered in order."""
+    """Rows of one block, numbered in order."""
 
-    def __init__(self, catalog: Catalog, found: Sequence[tuple[int, SplitRows]]) -> None:
-        self._catalog, self._found = catalog, found
-        sizes = [rows.batch.num_rows for _, rows in found]
-        self.count = sum(sizes)
-        self.blocks = np.repeat(np.array([block for block, _ in found], np.int64), sizes)
-        self.places = np.concatenate([np.zeros(0, np.int64), *(rows.places for _, rows in found)])
+    def __init__(self, catalog: Catalog, block: int, rows: SplitRows) -> None:
+        self._catalog, self.block, self._batch, self.places = catalog, block, rows.batch, rows.places
 
-    def batches(self) -> list[pa.RecordBatch]:
-        """Batches with the row numbers as a column; neighbours with the same columns are joined."""
-        made, first = [], 0
-        filled = [rows.batch for _, rows in self._found if rows.batch.num_rows]
-        for _, group in itertools.groupby(filled, key=lambda batch: batch.schema):
-            batch = pa.concat_batches(list(group))
-            numbers = pa.array(np.arange(first, first + batch.num_rows))
-            made.append(batch.append_column(ROW, numbers))
-            first += batch.num_rows
-        return made
+    def batch(self) -> pa.RecordBatch:
+        """The rows with their numbers as a column."""
+        return self._batch.append_column(ROW, pa.array(np.arange(self._batch.num_rows)))
 
     def located(self, number: int) -> tuple[str, int | None, int | None]:
         """File, row and offset of a row, as far as they are known."""
-        return self._catalog.located(int(self.blocks[number]), int(self.places[number]))
+        return self._catalog.located(self.block, int(self.places[number]))
 
 
 def _plain(column: Any) -> Any:

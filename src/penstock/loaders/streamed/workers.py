@@ -11,7 +11,7 @@ from typing import Literal
 
 from penstock.errors import PenstockError
 from penstock.loaders.streamed.processes import ProcessSteps
-from penstock.loaders.streamed.sampled_windows import ThreadWindows
+from penstock.loaders.streamed.sampled_windows import ThreadWindows, making
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
 from penstock.memory import MemoryBudget
@@ -43,9 +43,18 @@ class WorkerChoice:
         return f"{first}{number}{plural} ({self.reason})"
 
 
-def choose_workers(options: StreamOptions, cores: int | None = None, ranks: int | None = None) -> WorkerChoice:
-    """Workers for these options on a machine with so many cores for so many ranks; by default this one."""
+def choose_workers(
+    options: StreamOptions, cores: int | None = None, ranks: int | None = None, *, stays: str | None = None
+) -> WorkerChoice:
+    """Workers for these options on a machine with so many cores for so many ranks; by default this one.
+
+    `stays` is the reason why no other process can read the input.
+    """
     given = options.workers if isinstance(options.workers, int) else None
+    if stays is not None and options.worker_type != "thread":
+        if options.worker_type == "process":
+            log.warning("streaming with threads, not processes, which slows the trainer down: %s", stays)
+        return WorkerChoice("thread", given, stays)
     ranks = ranks or max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     cores = max(1, (cores or available_cores()) // ranks)
     processes = given or max(1, min(_MOST_PROCESSES, cores - _FEW_CORES))
@@ -69,7 +78,8 @@ def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> 
     if choice.worker_type == "process":
         return ProcessSteps(spec, budget, choice.count or 1)
     count = choice.count if choice.worker_type == "thread" else None
-    count = count or min(available_cores(), _MOST_THREADS)
+    # Several windows at once only if they take no more than half of the memory.
+    count = count or max(1, min(available_cores(), _MOST_THREADS, budget.limit // (2 * making(spec.window_bytes))))
     local = StepMaker(spec, ThreadWindows(spec.filler, budget, count), budget)
     if choice.worker_type == "thread":
         return local

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import reprlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
@@ -24,9 +24,12 @@ from penstock.arrays.text import plain
 from penstock.chat.formats import reader
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.listing import list_files, split_suffix
+from penstock.rl.read.engines import engine_rollouts, has_engine_columns, with_chosen_logprobs
 from penstock.rl.rollout import JSON_ROLE, from_json
 from penstock.sources.by_suffix import open_source
+from penstock.sources.inputs import as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.tables import kind_of, readable
 from penstock.types.columns import as_numpy
 
 Column: TypeAlias = "pa.ChunkedArray | npt.NDArray[Any] | list[Any]"
@@ -432,11 +435,27 @@ class GivenColumns:
     """True for Arrow data, whose structs have all keys in every row, as null where they were missing."""
 
 
-def read_columns(data: Any, first_row: int = 0) -> GivenColumns:
-    """Columns of data in any form that `read_rollouts` takes."""
+def read_columns(data: Any, first_row: int = 0, *, engines: bool = True) -> GivenColumns:
+    """Columns of data in any form that `read_rollouts` takes; outputs of engines as they are without `engines`."""
     rows = RowNames(first_row=first_row)
+    data = list(data) if isinstance(data, Iterator) else data
+    if engines and (outputs := engine_rollouts(data)) is not None:
+        return _from_rows(outputs, rows)
+    given = _read_columns(data, rows)
+    if not engines or not given.arrow or not has_engine_columns(given.columns):
+        return given
+    cells = zip(*(as_objects(column) for column in given.columns.values()))
+    outputs = engine_rollouts(
+        [{name: cell for name, cell in zip(given.columns, row) if cell is not None} for row in cells]
+    )
+    return given if outputs is None else _from_rows(outputs, given.rows)
+
+
+def _read_columns(data: Any, rows: RowNames) -> GivenColumns:
     if isinstance(data, str | os.PathLike):
         return _from_files(data)
+    if kind_of(data) is not None or hasattr(data, "next_batch"):
+        return _from_source(as_input(data), rows)
     if isinstance(data, pa.RecordBatch | pa.Table):
         return _from_table(pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data, rows)
     if hasattr(data, "batch") and hasattr(data, "non_tensor_batch"):  # verl's DataProto
@@ -445,7 +464,7 @@ def read_columns(data: Any, first_row: int = 0) -> GivenColumns:
     if isinstance(data, Mapping):
         return _from_columns(data, rows)
     if hasattr(data, "__arrow_c_stream__"):
-        return _from_table(pa.table(data), rows)
+        return _from_table(readable(pa.table(data)).slice(), rows)
     if is_dataclass(data) or not isinstance(data, Iterable):
         raise ConfigError(
             "expected a list of Rollout, dicts or dataclasses, paths, an Arrow table, a dict of columns, or a "
@@ -485,6 +504,13 @@ def _from_files(paths: Any) -> GivenColumns:
     return _from_table(pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([])), names)
 
 
+def _from_source(source: Any, rows: RowNames) -> GivenColumns:
+    batches = []
+    while (batch := source.next_batch(BATCH_ROWS)) is not None:
+        batches.append(batch)
+    return _from_table(pa.Table.from_batches(batches, batches[0].schema if batches else pa.schema([])), rows)
+
+
 def _from_table(table: pa.Table, rows: RowNames) -> GivenColumns:
     names = table.column_names
     if len(set(names)) < len(names):
@@ -514,12 +540,15 @@ def _from_columns(data: Mapping[Any, Any], rows: RowNames) -> GivenColumns:
         column: Column
         if isinstance(values, pa.Array | pa.ChunkedArray):
             column = pa.chunked_array([values]) if isinstance(values, pa.Array) else values
+        elif getattr(values, "is_nested", False):  # torch's nested tensors, which verl has for rows without padding
+            column = [_host(part) for part in values.unbind()]
         elif hasattr(values, "__array__") or hasattr(values, "__dlpack__"):
             array = _host(values)
             column = list(array) if array.dtype.kind in "OUS" else array
         else:
             column = list(values)
         columns[str(name)] = column
+    columns = with_chosen_logprobs(columns)
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1:
         raise SchemaError(
@@ -551,6 +580,8 @@ def _from_rows(items: Sequence[Any], rows: RowNames) -> GivenColumns:
             row = {name: value for name in _field_names(type(item)) if (value := getattr(item, name, None)) is not None}
         elif hasattr(item, "_asdict"):
             row = item._asdict()
+        elif hasattr(item, "model_dump"):  # pydantic
+            row = item.model_dump()
         else:
             file, at = rows.of(number)
             raise DataError(
@@ -568,7 +599,7 @@ def _from_rows(items: Sequence[Any], rows: RowNames) -> GivenColumns:
         cells = [row.get(name) for row in found]
         if any(cell is not None for cell in cells):
             columns[name] = cells
-    return GivenColumns(columns, len(found), rows, arrow=False)
+    return GivenColumns(with_chosen_logprobs(columns), len(found), rows, arrow=False)
 
 
 @lru_cache(maxsize=64)

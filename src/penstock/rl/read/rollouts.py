@@ -3,10 +3,13 @@
 read_rollouts([Rollout(prompt_ids=[1, 2], response_ids=[3, 4], reward=1.0)])
 read_rollouts("rollouts/*.jsonl.gz")
 read_rollouts(verl_batch)                                     # a DataProto, or a dict of padded arrays
-read_rollouts("tau.json", tokenizer="model/", columns={"messages": "traj", "group": "task_id"})
+read_rollouts(outputs)                                        # of vLLM, SGLang, an OpenAI-style server
+read_rollouts("tau.json", tokenizer="model/")                 # transcripts of tau-bench
 
 columns            data in any form as columns, their values, and problems
 ../column_aliases  names of the fields in other stacks
+engines            outputs of vLLM, SGLang and OpenAI-style servers
+adapters           the same as functions, with rewards
 tokens             prompts, responses and per-token numbers
 text               token ids of text
 """
@@ -80,8 +83,9 @@ def read_rollouts(
     """Rollouts in `data` as one table. Token ids are not changed.
 
     - `data`: `Rollout`s, dicts, dataclasses; paths, directories or globs of JSON Lines, Parquet or Arrow files,
-      compressed or not; Arrow tables and what can be read as one; a dict of columns, padded or ragged; a DataProto.
-      A `RolloutTable` is checked and returned.
+      compressed or not; Arrow tables and what can be read as one; a dict of columns, padded or ragged; a DataProto;
+      outputs of vLLM, SGLang and OpenAI-style servers, for whose rewards see `rollouts_from_vllm` and its like. A
+      `RolloutTable` is checked and returned.
     - `columns`: the column of each field whose name is unknown: `{"reward": "score"}`. The names of TRL, verl,
       OpenRLHF, slime and inference engines are known. `{"metadata": ["a", "b"]}` keeps columns as metadata that would
       be read as something else. Unknown columns are metadata.
@@ -105,7 +109,7 @@ def read_rollouts(
     if isinstance(data, RolloutTable):
         _check_table(data, rules)
         return data
-    given = read_columns(data, first_row)
+    given = read_columns(data, first_row, engines=columns is None)
     if not given.num_rows:
         raise DataError("there are no rollouts: the data has no rows")
     table, keep, changed = _Reading(given, columns, tokenizer, text).finish(rules)
@@ -398,7 +402,8 @@ def _rows_to_keep(
             unscored,
             rules.missing_rewards,
             "missing reward",
-            "there is no reward, or it is NaN; set missing_rewards= to keep or drop such rollouts",
+            "there is no reward, or it is NaN; give one (for outputs of engines: rollouts_from_vllm(outputs, "
+            "rewards=...)), or set missing_rewards= to keep or drop such rollouts",
         ),
     ):
         if rule == "error":
