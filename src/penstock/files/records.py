@@ -217,7 +217,7 @@ class JsonItems:
     def _miscounted(gap: Bytes, owner: Positions, count: int) -> npt.NDArray[np.bool_]:
         """True for the objects that do not have one comma before them; the first of a piece may be that of the file."""
         commas = np.bincount(owner[gap == _COMMA], minlength=count)
-        wrong = commas != 1
+        wrong: npt.NDArray[np.bool_] = commas != 1
         wrong[:1] &= commas[:1] != 0
         return wrong
 

@@ -61,7 +61,7 @@ class Watchdog:
         self._beats = self._runs = 0
         self._free = deque(range(1, _SLOTS + 1))
         self._slots: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection inside of it may end a run
 
     def begin_run(self) -> None:
         with self._lock:

@@ -32,12 +32,15 @@ if __name__ == "__main__":
             beside.replace(saved)
             loader.commit(state["loader"])
 
-        until_saved = draw.randint(1, 3)
-        for batch in loader:
-            seen += [[name, ids.tolist()] for name, ids in zip(batch.ids, batch.input_ids)]
-            until_saved -= 1
-            if not until_saved:
-                save()
-                until_saved = draw.randint(1, 3)
+        until_saved, going = draw.randint(1, 3), True
+        while going:  # a loop is over one rollout batch
+            going = False
+            for batch in loader:
+                going = True
+                seen += [[name, ids.tolist()] for name, ids in zip(batch.ids, batch.input_ids)]
+                until_saved -= 1
+                if not until_saved:
+                    save()
+                    until_saved = draw.randint(1, 3)
         save()
     Path(facts["ended"]).touch()
