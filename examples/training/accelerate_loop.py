@@ -9,6 +9,7 @@ from accelerate.utils import set_seed
 from torch import nn
 
 from penstock import PretrainDataLoader
+from penstock.integrations.accelerate import LoaderFeed
 
 SAMPLE = Path(__file__).parents[1] / "sample"
 
@@ -21,24 +22,20 @@ def train(folder: Path, steps: int, checkpoint: Path | None = None) -> list[torc
     model, optimizer = accelerator.prepare(model, optimizer)
     # Rank and world size come from torch.distributed, which the accelerator has initialised.
     with PretrainDataLoader(
-        SAMPLE / "documents.jsonl", SAMPLE / "tokenizer", chunk_size=64, batch_size=4, device=accelerator.device,
-        cache_dir=folder,
+        SAMPLE / "documents.jsonl", SAMPLE / "tokenizer", chunk_size=64, batch_size=4, cache_dir=folder
     ) as loader:  # fmt: skip
-        accelerator.register_for_checkpointing(loader)
+        feed = LoaderFeed(accelerator, loader, max_steps=steps)  # its state is part of save_state and load_state
         if checkpoint is not None:
             accelerator.load_state(checkpoint)
-        while loader.step < steps:
-            for batch in loader:
-                scores = model(batch.input_ids)[:, :-1].flatten(0, 1)
-                loss = nn.functional.cross_entropy(scores, batch.labels[:, 1:].flatten(), reduction="sum")
-                # The count refers to the global batch, and gradients are averaged over the ranks.
-                accelerator.backward(loss / batch.num_items_in_batch * accelerator.num_processes)
-                optimizer.step()
-                optimizer.zero_grad()
-                if loader.step == 25:
-                    accelerator.save_state(folder / "checkpoint")
-                if loader.step == steps:
-                    break
+        for batch in feed:
+            scores = model(batch.input_ids)[:, :-1].flatten(0, 1)
+            loss = nn.functional.cross_entropy(scores, batch.labels[:, 1:].flatten(), reduction="sum")
+            # The count refers to the global batch, and gradients are averaged over the ranks.
+            accelerator.backward(loss / batch.num_items_in_batch * accelerator.num_processes)
+            optimizer.step()
+            optimizer.zero_grad()
+            if loader.step == 25:
+                accelerator.save_state(folder / "checkpoint")
         print(f"step {loader.step}, epoch {loader.epoch}, loss {loss.item() / batch.num_items_in_batch:.3f}")
     return list(accelerator.unwrap_model(model).parameters())
 

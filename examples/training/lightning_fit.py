@@ -2,13 +2,13 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytorch_lightning as pl
 import torch
 from torch import nn
 
-from penstock import DataLoader, PretrainDataLoader, TrainingBatch
+from penstock import PretrainDataLoader, TrainingBatch
+from penstock.integrations.lightning import LoaderDataModule
 
 SAMPLE = Path(__file__).parents[1] / "sample"
 
@@ -27,23 +27,6 @@ class Model(pl.LightningModule):
         return torch.optim.AdamW(self.parameters(), lr=1e-2)
 
 
-class Data(pl.LightningDataModule):
-    """Data module: restored with every checkpoint. Lightning restores a bare loader only in the middle of an epoch."""
-
-    def __init__(self, loader: DataLoader) -> None:
-        super().__init__()
-        self.loader = loader
-
-    def train_dataloader(self) -> DataLoader:
-        return self.loader
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.loader.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.loader.load_state_dict(state_dict)
-
-
 def train(folder: Path, checkpoint: Path | None = None) -> Model:
     pl.seed_everything(0, verbose=False)
     model = Model()
@@ -55,7 +38,7 @@ def train(folder: Path, checkpoint: Path | None = None) -> Model:
     with PretrainDataLoader(
         SAMPLE / "documents.jsonl", SAMPLE / "tokenizer", chunk_size=64, batch_size=4, cache_dir=folder
     ) as loader:
-        trainer.fit(model, datamodule=Data(loader), ckpt_path=checkpoint)
+        trainer.fit(model, datamodule=LoaderDataModule(loader), ckpt_path=checkpoint)
         print(f"step {trainer.global_step}; the loader is at step {loader.step}, epoch {loader.epoch}")
     return model
 

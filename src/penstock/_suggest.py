@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 from collections.abc import Iterable
+from typing import Any, TypeVar
 
 from penstock.errors import ConfigError, PenstockError
 
-__all__ = ["check_options", "did_you_mean", "nearest", "unknown_option"]
+__all__ = ["check_options", "did_you_mean", "named_options", "nearest", "unknown_option"]
+
+Kind = TypeVar("Kind", bound=type)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
@@ -41,3 +46,18 @@ def check_options(
     for name in given:
         if name not in names:
             raise error(f"{where}: {unknown_option(name, names, what)}" if where else unknown_option(name, names, what))
+
+
+def named_options(kind: Kind) -> Kind:
+    """Decorator of a class of options: an unknown one is a `ConfigError` that names the nearest, not a `TypeError`."""
+    init = kind.__init__  # type: ignore[misc]
+    known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        if not options.keys() <= set(known):
+            check_options(options, known, where=kind.__name__)
+        init(self, *args, **options)
+
+    kind.__init__ = checked  # type: ignore[misc]
+    return kind

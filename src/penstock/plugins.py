@@ -1,4 +1,5 @@
-"""Plugins: sources, transforms, sinks, formats and datasets of other packages, found by entry points.
+"""Plugins: sources, transforms, sinks, formats, datasets, filters and chat templates of other packages, found by entry
+points.
 
 In the other package's `pyproject.toml`:
 
@@ -14,11 +15,18 @@ In the other package's `pyproject.toml`:
     [project.entry-points."penstock.metrics"]
     wmae = "my_package:WMAE"      # a penstock.datasets.Metric
 
+    [project.entry-points."penstock.filters"]
+    no-shouting = "my_package:NoShouting"      # makes a transform, given the column of text
+
+    [project.entry-points."penstock.templates"]
+    my-chat = "my_package:TEMPLATE"            # Jinja text, the path of a file with it, or a function that returns one
+
 A plugin is imported when it is used by name; formats are imported when a file is opened by its suffix.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +38,7 @@ from penstock.errors import PluginError
 
 __all__ = ["GROUPS", "Format", "Plugin", "find", "formats", "installed"]
 
-GROUPS = ("sources", "transforms", "sinks", "formats", "datasets", "metrics")
+GROUPS = ("sources", "transforms", "sinks", "formats", "datasets", "metrics", "filters", "templates")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +108,11 @@ def _load(point: EntryPoint, group: str) -> Any:
             f"plugin {point.name!r} (penstock.{group}, from {package}) cannot be loaded: "
             f"{type(error).__name__}: {error}; update or uninstall {package}"
         ) from error
-    wanted = isinstance(loaded, Format) if group == "formats" else callable(loaded)
+    texts = (str, os.PathLike) if group == "templates" else ()
+    wanted = isinstance(loaded, Format) if group == "formats" else callable(loaded) or isinstance(loaded, texts)
     if not wanted:
         expected = "a penstock.plugins.Format" if group == "formats" else "a class or a function"
+        expected = "Jinja text, a path or a function" if texts else expected
         raise PluginError(
             f"plugin {point.name!r} (penstock.{group}, from {package}) is {loaded!r:.80}, expected {expected}; "
             f"update or uninstall {package}"

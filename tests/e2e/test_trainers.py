@@ -1,30 +1,46 @@
 """Trainers see the batches of the loader and no others, in its order, also when they were stopped and resumed.
 
-What is tested is what the examples show: the classes that connect a trainer to a loader are imported from them.
+The classes that connect a trainer to a loader are those of `penstock.integrations`.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import runpy
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 from tests.lazy_modules import LazyModule
+from tests.trainer_runs import (
+    EXAMPLES,
+    FOLDER,
+    LEAF,
+    Ids,
+    Make,
+    Witness,
+    batches,
+    equal,
+    example,
+    flat,
+    hf_arguments,
+    ids,
+    run_hf,
+    tiny_llama,
+    write_stores,
+)
 
-from penstock import ConversationDataLoader, DataLoader, MixedDataLoader, Pipeline, PretrainDataLoader
+from penstock import (
+    ConversationDataLoader,
+    DataLoader,
+    MixedDataLoader,
+    PretrainDataLoader,
+)
 from penstock.loaders.adapters import RepeatLoader
-from penstock.sinks import StoreSink
-from penstock.sources import MemorySource
 
 torch = LazyModule("torch")
 # Workers that are forked from a process in which another test has started JAX, or a thread.
@@ -32,16 +48,6 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
     pytest.mark.filterwarnings(r"ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
 ]
-
-EXAMPLES = Path(__file__).parents[2] / "examples" / "training"
-VOCABULARY = 128
-Make = Callable[[], DataLoader]
-Ids = list[list[int]]
-
-# Lightning makes a leaf of torch's pytree in a way that torch has deprecated.
-LEAF = pytest.mark.filterwarnings("ignore:.*LeafSpec.*:FutureWarning")
-# Lightning is resumed into the folder it wrote to.
-FOLDER = pytest.mark.filterwarnings("ignore:.*Checkpoint directory .* exists and is not empty")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -56,15 +62,7 @@ def _one_thread() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`text` has rows of tokens; `chats` knows which of them are to be learned."""
-    folder, random = tmp_path_factory.mktemp("stores"), np.random.default_rng(5)
-    for name, rows, shortest in (("text", 60, 1), ("chats", 50, 4)):
-        lengths = random.integers(shortest, 25, rows)
-        ids = [random.integers(0, VOCABULARY, length).tolist() for length in lengths]
-        table = {"input_ids": pa.array(ids, pa.list_(pa.uint16()))}
-        if name == "chats":
-            table["loss_mask"] = pa.array([[at >= 2 for at in range(length)] for length in lengths])
-        Pipeline(MemorySource(pa.table(table)), [], StoreSink(folder / name)).run()
-    return folder
+    return write_stores(tmp_path_factory.mktemp("stores"))
 
 
 @pytest.fixture
@@ -84,33 +82,6 @@ def mixed(stores: Path) -> Make:
     return lambda: MixedDataLoader(
         {"text": stores / "text", "chats": stores / "chats"}, {"text": 0.7, "chats": 0.3}, chunk_size=16, batch_size=6
     )
-
-
-def example(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"example_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def flat(array: Any) -> list[int]:
-    return array.flatten().tolist()
-
-
-def batches(make: Make, count: int) -> list[Any]:
-    """The first so many batches of the loader by itself."""
-    with make() as loader:
-        return [loader.get_batch() for _ in range(count)]
-
-
-def ids(make: Make, count: int) -> Ids:
-    return [flat(batch.input_ids) for batch in batches(make, count)]
-
-
-def equal(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
 # A plain loop
@@ -240,57 +211,6 @@ def test_items_leave_out_what_the_plan_skips(chopped: Make) -> None:
 # Hugging Face
 
 
-class Witness:
-    """What a model was given, call by call."""
-
-    def __init__(self, model: Any) -> None:
-        self.ids: Ids = []
-        self.labels: Ids = []
-        self.items: list[int] = []
-        model.register_forward_pre_hook(self.note, with_kwargs=True)
-
-    def note(self, model: Any, args: Any, given: dict[str, Any]) -> None:
-        self.ids.append(flat(given["input_ids"]))
-        self.labels.append(flat(given["labels"]))
-        if "num_items_in_batch" in given:
-            self.items.append(int(given["num_items_in_batch"]))
-
-
-def tiny_llama() -> Any:
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    transformers.set_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=VOCABULARY, **shape))
-
-
-def hf_arguments(folder: Path, steps: int, accumulate: int = 1) -> dict[str, Any]:
-    return {
-        "output_dir": str(folder / "run"),
-        "max_steps": steps,
-        "gradient_accumulation_steps": accumulate,
-        "learning_rate": 1e-2,
-        "save_steps": 1,
-        "ignore_data_skip": True,
-        "report_to": "none",
-        "disable_tqdm": True,
-        "use_cpu": True,
-    }
-
-
-def run_hf(make: Make, folder: Path, steps: int, accumulate: int, **more: Any) -> tuple[Witness, dict[str, Any]]:
-    transformers = pytest.importorskip("transformers")
-    model, shown = tiny_llama(), example("hf_trainer")
-    witness = Witness(model)
-    checkpoint = more.pop("checkpoint", None)
-    args = transformers.TrainingArguments(**hf_arguments(folder, steps, accumulate), **more)
-    with make() as loader:
-        trainer = shown.FedTrainer(model, args, train_dataset=loader, callbacks=[shown.LoaderState()])
-        trainer.train(resume_from_checkpoint=checkpoint)
-        assert loader.step == steps * accumulate
-    return witness, {key: value.clone() for key, value in model.state_dict().items()}
-
-
 @pytest.mark.parametrize("kind", ["packed", "mixed"])
 def test_the_hugging_face_trainer_sees_the_batches_of_the_loader_and_resumes_exactly(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
@@ -351,22 +271,19 @@ def test_the_hugging_face_trainer_evaluates_on_the_whole_of_a_loader_each_time(
     chopped: Make, packed: Make, tmp_path: Path
 ) -> None:
     transformers = pytest.importorskip("transformers")
-    model, shown = tiny_llama(), example("hf_trainer")
+    from penstock.integrations.transformers import LoaderTrainer
+
+    model = tiny_llama()
     witness = Witness(model)
     args = transformers.TrainingArguments(
         **hf_arguments(tmp_path, 4), eval_strategy="steps", eval_steps=2, prediction_loss_only=True
     )
     with chopped() as loader, packed() as held_out:
-
-        class Evaluating(shown.FedTrainer):
-            def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
-                return held_out
-
         count = len(held_out)
-        Evaluating(model, args, train_dataset=loader, eval_dataset=held_out, callbacks=[shown.LoaderState()]).train()
+        LoaderTrainer(model, args, train_dataset=loader, eval_dataset=held_out).train()
         assert loader.step == 4
-    training, first = ids(chopped, 4), ids(packed, 2 * count)
-    assert witness.ids == training[:2] + first[:count] + training[2:] + first[count:]
+    training, first = ids(chopped, 4), ids(packed, count)
+    assert witness.ids == training[:2] + first + training[2:] + first
 
 
 def test_the_state_is_in_the_checkpoint_as_json_and_another_plan_refuses_it(
@@ -381,27 +298,22 @@ def test_the_state_is_in_the_checkpoint_as_json_and_another_plan_refuses_it(
 
 
 def run_sft(make: Make, folder: Path, steps: int, accumulate: int, checkpoint: str | None = None) -> Any:
-    trl, datasets = pytest.importorskip("trl"), pytest.importorskip("datasets")
-    transformers = pytest.importorskip("transformers")
-    model, shown = tiny_llama(), example("trl_sft")
+    trl, transformers = pytest.importorskip("trl"), pytest.importorskip("transformers")
+    from penstock.integrations.trl import LoaderSFTTrainer
+
+    model = tiny_llama()
     witness = Witness(model)
-    args = trl.SFTConfig(
-        **hf_arguments(folder, steps, accumulate), bf16=False, dataset_kwargs={"skip_prepare_dataset": True}
-    )
-    asked_for = datasets.Dataset.from_dict({"input_ids": [[0]], "labels": [[0]]})
+    args = trl.SFTConfig(**hf_arguments(folder, steps, accumulate), bf16=False)
     tokenizer = transformers.AutoTokenizer.from_pretrained(EXAMPLES.parent / "sample" / "tokenizer")
     counted: list[int] = []
+
+    class Counting(LoaderSFTTrainer):  # type: ignore[misc]
+        def compute_loss(self, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+            counted.append(int(num_items_in_batch))
+            return super().compute_loss(*args, num_items_in_batch=num_items_in_batch, **kwargs)
+
     with make() as loader:
-
-        class Counting(shown.FedTrainer):
-            def compute_loss(self, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
-                counted.append(int(num_items_in_batch))
-                return super().compute_loss(*args, num_items_in_batch=num_items_in_batch, **kwargs)
-
-        trainer = Counting(
-            model, args, train_dataset=asked_for, processing_class=tokenizer, callbacks=[shown.LoaderState()]
-        )
-        trainer.loader = RepeatLoader(loader)
+        trainer = Counting(model, args, train_dataset=loader, processing_class=tokenizer)
         trainer.train(resume_from_checkpoint=checkpoint)
         tokens = trainer.state.log_history[-1]["num_tokens"]
     return witness, {key: value.clone() for key, value in model.state_dict().items()}, counted, tokens
@@ -430,6 +342,8 @@ def run_lightning(
 ) -> tuple[Ids, dict[str, Any], int]:
     """What was seen, the weights, and the step that the loader is at."""
     pl = pytest.importorskip("pytorch_lightning")
+    from penstock.integrations.lightning import LoaderDataModule
+
     shown = example("lightning_fit")
 
     class Seeing(shown.Model):
@@ -452,7 +366,7 @@ def run_lightning(
         enable_model_summary=False,
     )
     with make() as loader:
-        data = {"datamodule": shown.Data(loader)} if hooks else {"train_dataloaders": loader}
+        data = {"datamodule": LoaderDataModule(loader)} if hooks else {"train_dataloaders": loader}
         trainer.fit(model, **data, ckpt_path=checkpoint)
         return model.ids, {key: value.clone() for key, value in model.state_dict().items()}, loader.step
 
@@ -512,33 +426,35 @@ def test_lightning_told_how_many_steps_to_take_gets_every_epoch_of_a_mixture_who
 
 def test_accelerate_leaves_the_loader_as_it_is_and_keeps_its_state(mixed: Make, tmp_path: Path) -> None:
     accelerate = pytest.importorskip("accelerate")
+    from penstock.integrations.accelerate import LoaderFeed
+
     expected = ids(mixed, 12)
     accelerator = accelerate.Accelerator(cpu=True)
     with mixed() as loader:
         assert accelerator.prepare(loader) is loader
-        accelerator.register_for_checkpointing(loader)
-        running = iter(RepeatLoader(loader))
-        seen = [flat(next(running).input_ids) for _ in range(7)]
-        accelerator.save_state(tmp_path / "checkpoint")
-    assert seen == expected[:7]
+        seen = []
+        for batch in LoaderFeed(accelerator, loader, max_steps=12):
+            seen.append(flat(batch.input_ids))
+            if len(seen) == 7:
+                accelerator.save_state(tmp_path / "checkpoint")
+    assert seen == expected
     accelerator = accelerate.Accelerator(cpu=True)
     with mixed() as loader:
-        accelerator.register_for_checkpointing(loader)
+        feed = LoaderFeed(accelerator, loader, max_steps=12)
         accelerator.load_state(tmp_path / "checkpoint")
-        running = iter(RepeatLoader(loader))
-        assert [flat(next(running).input_ids) for _ in range(5)] == expected[7:]
+        assert [flat(batch.input_ids) for batch in feed] == expected[7:]
+        assert list(feed) == []
 
 
 RANK_SCRIPT = """
 import json, os, sys
 import torch
-sys.path.insert(0, sys.argv[1])
-from hf_trainer import FedTrainer
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
 from penstock import ConversationDataLoader
+from penstock.integrations.transformers import LoaderTrainer
 
-store, folder = sys.argv[2:]
+store, folder = sys.argv[1:]
 rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
@@ -551,7 +467,7 @@ with ConversationDataLoader(store, max_length=32, packing="best_fit", batch_size
     for batch in accelerator.prepare(loader):
         found["accelerate"].append([batch.metadata["step"], batch.input_ids.tolist(), batch.num_items_in_batch])
 
-class Noting(FedTrainer):
+class Noting(LoaderTrainer):
     def compute_loss(self, model, inputs, num_items_in_batch=None, **more):
         found["trainer"].append(inputs["input_ids"].tolist())
         found["items"].append(int(num_items_in_batch))
@@ -575,7 +491,7 @@ def test_two_ranks_share_each_global_batch_and_nothing_shards_it_again(stores: P
     pytest.importorskip("accelerate")
     script = tmp_path / "rank.py"
     script.write_text(RANK_SCRIPT)
-    command = [sys.executable, str(script), str(EXAMPLES), str(stores / "chats"), str(tmp_path)]
+    command = [sys.executable, str(script), str(stores / "chats"), str(tmp_path)]
     # The port is asked for and not used: the processes meet at a file.
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
     running = [

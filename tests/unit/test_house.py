@@ -21,9 +21,9 @@ MOST_TOP_LEVEL_NAMES = 50
 
 GERUNDS = {
     *("balancing", "batching", "filtering", "formatting", "listing", "mixing", "packing", "sharding", "streaming"),
-    *("spelling", "testing"),
+    *("lightning", "spelling", "testing"),
 }
-"""Modules that the field, or a design document, names so; the spelling of a type is a noun."""
+"""Modules that the field, a package or a design document names so; the spelling of a type is a noun."""
 MANY_FIELDS: dict[str, str] = {
     "Parcel": "passed between stages of a run",
     "RolloutTable": "columns of rollouts that were read",

@@ -33,7 +33,7 @@ LEVELS = [
     "rl",
     "loaders datasets",
     "__init__ testing",
-    "cli",
+    "cli integrations",
     "__main__",
 ]
 LEVEL = {name: number for number, names in enumerate(LEVELS) for name in names.split()}

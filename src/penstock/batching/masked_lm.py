@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from penstock._suggest import named_options
 from penstock.arrays.hashes import mix64
 from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError, DataError
@@ -186,6 +187,7 @@ def _splits(splitter: Splitter, name: str) -> Flags:
 MASKS = ("[MASK]", "<mask>", "<|mask|>", "<MASK>", "[mask]")
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MaskedLM:
     """Masked-language-model objective of BERT.

@@ -1,12 +1,13 @@
 """Keywords of `Options` for type checkers. Generated: see tests/unit/batching/test_options.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from penstock.batching.options import Output, Padding, Shard
+from penstock.batching.options import Output, Padding, RawRows, Shard
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.pipeline.config import OnError
 from penstock.store.shards import Verify
 
 class LoaderOptions(TypedDict, total=False):
@@ -19,6 +20,14 @@ class LoaderOptions(TypedDict, total=False):
     cache_dir: PathLike | None
     progress: bool
     verify: Verify
+    on_error: OnError
+    quarantine: PathLike | None
+    transforms: Sequence[Any]
+    columns: Sequence[str] | Mapping[str, str] | None
+    allow_empty: bool
+    template: str | None
+    add_bos: bool | None
+    add_eos: bool | None
     backend: str
     device: Any
     pin_memory: bool
@@ -36,3 +45,4 @@ class LoaderOptions(TypedDict, total=False):
     shard: Shard
     pad: Padding
     output: Output
+    raw: RawRows

@@ -1,4 +1,4 @@
-"""Options that all loaders share, in three groups and one whole: `Shard`, `Padding`, `Output`, `Options`.
+"""Options that all loaders share, in four groups and one whole: `Shard`, `Padding`, `Output`, `RawRows`, `Options`.
 
 PretrainDataLoader("corpus/", tokenizer, batch_size=16, rank=0, world_size=4)                # flat keywords
 PretrainDataLoader("corpus/", tokenizer, batch_size=16, shard=Shard(rank=0, world_size=4))   # or a group of them
@@ -17,7 +17,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_type_hints
 
-from penstock._suggest import check_options
+from penstock._suggest import check_options, named_options
 from penstock.batching.backends import get_backend
 from penstock.batching.collate import FIELDS
 from penstock.distributed.ranks import Rank, find_rank
@@ -26,6 +26,7 @@ from penstock.errors import ConfigError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.pipeline.config import OnError, PipelineConfig
 from penstock.store.shards import Verify
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Options",
     "Output",
     "Padding",
+    "RawRows",
     "Shard",
     "configured",
     "flat_options",
@@ -49,6 +51,7 @@ def option(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class Shard:
     """Part of every global batch that this process gets."""
@@ -67,6 +70,7 @@ class Shard:
         return self.sharding if self.sharding is not None else Contiguous()
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class Padding:
     """Padding of the rows of a batch."""
@@ -77,6 +81,7 @@ class Padding:
     pad_id: int | None = option(None, "padding token; by default that of the tokenizer, else its EOS, else 0")
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class Output:
     """Backend, device, fields and prefetching of batches."""
@@ -92,8 +97,29 @@ class Output:
         return frozenset(FIELDS if self.fields is None else self.fields)
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
-class Options(Shard, Padding, Output):
+class RawRows:
+    """Rows of raw files, before they become tokens. A store has none."""
+
+    on_error: OnError = option("raise", "a bad row stops the loader, or is left out and counted ('skip', 'quarantine')")
+    quarantine: PathLike | None = option(
+        None, "JSONL file for bad rows with on_error='quarantine'; by default next to the store in the cache"
+    )
+    transforms: Sequence[Any] = option(
+        (), "transforms that run on raw rows first: stages, functions of a row, or names such as 'drop_nulls'"
+    )
+    columns: Sequence[str] | Mapping[str, str] | None = option(
+        None, "columns to read; or, for chats in plain columns, the column of each role"
+    )
+    allow_empty: bool = option(False, "pass over files of 0 bytes, which are an error otherwise")
+    template: str | None = option(None, "chat template: another name of `chat_template`")
+    add_bos: bool | None = option(None, "begin documents with BOS; by default if the tokenizer does so")
+    add_eos: bool | None = option(None, "end documents with EOS; by default if the tokenizer has one")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options(Shard, Padding, Output, RawRows):
     """Options of a loader. Only the sizes, `shuffle`, `seed` and `drop_last` decide which rows come when."""
 
     batch_size: int = option(8, "samples for each rank; the batches of all ranks make up a global batch")
@@ -111,7 +137,7 @@ class Options(Shard, Padding, Output):
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), least)
-        for name in ("shuffle", "drop_last", "padding_free", "pin_memory", "progress"):
+        for name in ("shuffle", "drop_last", "padding_free", "pin_memory", "progress", "allow_empty"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
@@ -126,6 +152,9 @@ class Options(Shard, Padding, Output):
             raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
         if self.cache_dir is not None:
             require_local(self.cache_dir, "cache_dir")
+        assert self.pipeline  # which checks its options
+        if self.quarantine is not None and self.on_error != "quarantine":
+            raise ConfigError(f"quarantine={self.quarantine!r} is for on_error='quarantine', got {self.on_error!r}")
         get_backend(self.backend)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -138,11 +167,23 @@ class Options(Shard, Padding, Output):
         return None if self.budget is None else MemoryBudget.of(self.budget)
 
     @property
+    def rows(self) -> dict[str, Any]:
+        """Options of raw rows that are set and decide the content of a store, as keywords of `Recipe`."""
+        names = ("transforms", "columns", "allow_empty", "template", "add_bos", "add_eos")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None and value != () and value != []}
+
+    @property
+    def pipeline(self) -> PipelineConfig:
+        """Configuration of the run that prepares raw files."""
+        return PipelineConfig(on_error=self.on_error, quarantine=_text(self.quarantine))
+
+    @property
     def cache(self) -> Path | None:
         return None if self.cache_dir is None else require_local(self.cache_dir, "cache_dir")
 
 
-GROUPS: dict[str, type[Any]] = {"shard": Shard, "pad": Padding, "output": Output}
+GROUPS: dict[str, type[Any]] = {"shard": Shard, "pad": Padding, "output": Output, "raw": RawRows}
 """Keywords that take a group of options at once."""
 
 if TYPE_CHECKING:
@@ -155,6 +196,10 @@ else:
 def read_options(given: Mapping[str, Any], loader: type[Any] | None = None) -> Options:
     """Options of a loader from its keywords, flat or in groups. An error lists all parameters of `loader`."""
     flat, known = flat_options(given), option_names(Options)
+    if "chat_template" in flat:
+        if flat.get("template") is not None:
+            raise ConfigError("template and chat_template are two names of one option; pass one of them")
+        flat["template"] = flat.pop("chat_template")
     unknown = [name for name in flat if name not in known]
     if unknown:
         check_options(unknown, known if loader is None else list(signature(loader).parameters))
@@ -210,6 +255,10 @@ def show_options(cls: type[Any], kinds: Sequence[type[Any]], without: Collection
                 lines += wrap(line, 110, initial_indent=" " * 4, subsequent_indent=" " * 8, break_on_hyphens=False)
     cls.__signature__ = Signature(parameters, return_annotation=None)
     cls.__doc__ = "\n".join(lines)
+
+
+def _text(path: PathLike | None) -> str | None:
+    return None if path is None else os.fspath(path)
 
 
 def _check_integer(name: str, value: Any, least: int) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock._suggest import named_options
 from penstock.chat.masks import Flags, Ints, Spans, SpanTokens, shown
 from penstock.chat.problems import (
     BosCountError,
@@ -33,6 +34,7 @@ _WHITE_SPACE = np.isin(np.arange(256), list(b" \t\n\r"))
 _END, _HEADER, _CUT, _BOS = 1, 2, 4, 8
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gate:
     """Checks that a row of chat has to pass. All are on; switch one off by name: `Gate(bos=False)`."""

@@ -119,7 +119,8 @@ def _message(message: Message, i: int) -> tuple[Message, bool | None]:
     role = "assistant" if called is not None else role_of(speaker)
     if role not in ROLES:
         raise UnknownRoleError(
-            f"message {i} has role {speaker!r}, expected one of {', '.join(ROLES)}; rename it in a Map before"
+            f"message {i} has role {speaker!r}, expected one of {', '.join(ROLES)}; rename it in a Map before "
+            "(transforms= of a loader)"
         )
     content, thoughts = (None, "") if called is not None else _content(said, i)
     made: Message = {"role": role, "content": content}

@@ -8,6 +8,7 @@ row is given to the template as it is where the template writes that form, else 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 import orjson
 
+from penstock import plugins
 from penstock._suggest import check_options, did_you_mean
 from penstock.chat.messages import THOUGHTS, Conversation, Message
 from penstock.chat.problems import RenderError
@@ -173,10 +175,27 @@ def load_template(given: str | Path | None, own: str | None) -> TemplateSource:
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"the template {str(path)!r} cannot be read: {error}") from error
         return _checked(TemplateSource(f"the template {path.name}", source, specials(source)))
-    hint = did_you_mean(given, BUILT_IN)
+    added = [plugin.name for plugin in plugins.installed() if plugin.group == "templates"]
+    if given in added:
+        return _of_plugin(given)
+    known = [*BUILT_IN, *added]
     raise ConfigError(
-        f"unknown template {given!r}{hint}; expected one of {', '.join(BUILT_IN)}, a .jinja file, or Jinja text"
+        f"unknown template {given!r}{did_you_mean(given, known)}; expected one of {', '.join(known)}, a .jinja file, "
+        "or Jinja text"
     )
+
+
+def _of_plugin(name: str) -> TemplateSource:
+    found = plugins.find("templates", name)
+    found = found() if callable(found) else found
+    if isinstance(found, os.PathLike):
+        try:
+            found = Path(found).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"template {name!r} of a plugin cannot be read: {error}") from error
+    if not isinstance(found, str):
+        raise ConfigError(f"template {name!r} of a plugin is {found!r:.80}, expected Jinja text, or a path")
+    return _checked(TemplateSource(name, found, specials(found)))
 
 
 def specials(text: str) -> tuple[str, ...]:

@@ -34,7 +34,7 @@ class LintFinding:
     shown: str = ""
 
 
-@command(["tokenizer", "template", "chat", "preference", "max_length"])
+@command(["tokenizer", "template", "columns", "chat", "preference", "max_length", "allow_empty"])
 def lint(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files, directories or globs of chats.")],
     recipe: Any,

@@ -58,11 +58,20 @@ _CHAT = (
     "end_of_turn='<|user|>', gate.prompt=false, allow_lost=earlier_thoughts, "
     'markers=\'["<|im_start|>assistant\\n", "<|im_end|>"]\', special_tokens=A,B. Values are JSON, or else text.'
 )
+_TRANSFORM = (
+    "Transform of raw rows, before they are tokenized, may be given several times: drop_nulls=text, lower=text, "
+    'replace_regex=\'{"column": "text", "pattern": "a+", "replacement": "a"}\', or one of a plugin. Values are JSON, '
+    "or else text."
+)
+_COLUMNS = "Columns to read, A,B; or chats in plain columns, such as user=question,assistant=answer."
 RECIPE_OPTIONS: dict[str, Any] = {
+    "transforms": _option(list[str] | None, _TRANSFORM, "--transform", metavar="NAME[=VALUE]"),
+    "columns": _option(str, _COLUMNS, metavar="A,B | ROLE=COLUMN,..."),
+    "allow_empty": _option(bool, "Pass over files of 0 bytes.", "--allow-empty"),
     "tokenizer": _option(str, _TOKENIZER, metavar="T"),
-    "template": _option(str | None, _TEMPLATE, metavar="X"),
+    "template": _option(str | None, _TEMPLATE, "--template", "--chat-template", metavar="X"),
     "column": _option(str | None, "Column with the text of documents. Default: text."),
-    "filters": _option(str, f"Quality filters: {', '.join(FILTERS)}.", "--filter", metavar="A,B"),
+    "filters": _option(str, f"Quality filters: {', '.join(FILTERS)}, or those of plugins.", "--filter", metavar="A,B"),
     "dedup": _option(str, "Drop duplicates: exact, minhash, or both.", metavar="A,B"),
     "max_length": _option(int | None, "Maximum number of tokens in a row.", min=1),
     "truncation": _option(str, "Policy for longer rows: error, drop, left, right, split."),
@@ -75,17 +84,13 @@ RECIPE_OPTIONS: dict[str, Any] = {
     "max_prompt_length": _option(int | None, "For preferences: a longer prompt loses its beginning.", min=1),
     "fast": _option(bool, "Use the fast tokenizer where it gives the reference's ids.", "--fast/--no-fast"),
 }
-"""A command-line option for each field of `Recipe`; `chat` has the four below."""
+"""A command-line option for each field of `Recipe`; `chat` has the three below."""
 _CHAT_OPTIONS: dict[str, tuple[Any, Any]] = {
     "train_on": (
         _option(str, "Supervised turns: assistant, last, all, flags, or roles (A,B).", metavar="WHAT"),
         "assistant",
     ),
     "eot": (_option(bool, "Supervise the token that ends a turn.", "--eot/--no-eot"), True),
-    "columns": (
-        _option(str, "Chats in plain columns, such as user=question,assistant=answer.", metavar="ROLE=COLUMN,..."),
-        "",
-    ),
     "chat": (_option(list[str] | None, _CHAT, "--chat", metavar="NAME=VALUE"), None),
 }
 _TEXTS = ("now", "end_of_turn")
@@ -148,7 +153,7 @@ def _recipe_parameters(names: Sequence[str]) -> Iterator[inspect.Parameter]:
     defaults = {
         field.name: {MISSING: inspect.Parameter.empty, (): ""}.get(field.default, field.default)
         for field in fields(Recipe)
-    }
+    } | {"transforms": None, "columns": ""}
     for name in names:
         if name == "chat":
             yield from (_parameter(each, kind, default=value) for each, (kind, value) in _CHAT_OPTIONS.items())
@@ -160,18 +165,38 @@ def _recipe_keywords(names: Sequence[str], given: dict[str, Any]) -> dict[str, A
     """Take the options of the recipe out of `given`."""
     keywords = {name: given.pop(name) for name in names if name != "chat"}
     keywords |= {name: _split(keywords[name]) for name in ("filters", "dedup", "keep") if name in keywords}
+    if "columns" in keywords:
+        keywords["columns"] = _column_names(keywords["columns"])
+    if "transforms" in keywords:
+        keywords["transforms"] = [_transform(each) for each in keywords["transforms"] or ()]
     return keywords | ({"chat": _chat_keywords(given)} if "chat" in names else {})
+
+
+def _column_names(given: str) -> list[str] | dict[str, str] | None:
+    """Names of columns, or the column of each role."""
+    pairs = [name.partition("=") for name in _split(given)]
+    if not any(equals for _, equals, _ in pairs):
+        return [name.strip() for name, _, _ in pairs] or None
+    if not all(role and equals and column for role, equals, column in pairs):
+        raise typer.BadParameter(f"expected A,B or role=column,..., got {given!r}", param_hint="--columns")
+    return {role.strip(): column.strip() for role, _, column in pairs}
+
+
+def _transform(given: str) -> str | dict[str, Any]:
+    """Name of a transform with its options."""
+    name, equals, text = given.partition("=")
+    if not equals:
+        return name.strip()
+    try:
+        return {name.strip(): orjson.loads(text)}
+    except orjson.JSONDecodeError:
+        return {name.strip(): text}
 
 
 def _chat_keywords(given: dict[str, Any]) -> dict[str, Any]:
     """The options of `FormatChat` that differ from their defaults; without any, the rows decide if they are chats."""
-    train_on, eot, columns, more = (given.pop(name) for name in _CHAT_OPTIONS)
+    train_on, eot, more = (given.pop(name) for name in _CHAT_OPTIONS)
     options: dict[str, Any] = {}
-    if columns:
-        pairs = [name.partition("=") for name in _split(columns)]
-        if not all(role and equals and column for role, equals, column in pairs):
-            raise typer.BadParameter(f"expected role=column,..., got {columns!r}", param_hint="--columns")
-        options["columns"] = {role.strip(): column.strip() for role, _, column in pairs}
     if train_on != "assistant":
         options["train_on"] = train_on if train_on in ("last", "all", "flags") else _split(train_on)
     if not eot:

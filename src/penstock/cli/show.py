@@ -16,8 +16,8 @@ from rich.text import Text
 
 from penstock.cli.console import output, print_json, say
 from penstock.cli.options import SetOption, command, open_rank, read_planned
+from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.errors import ConfigError, DataError
-from penstock.loaders import Recipe
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.source import Inputs
@@ -37,7 +37,7 @@ _STYLES = {
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-@command(["template", "column", "chat", "preference"])
+@command(["template", "column", "columns", "transforms", "add_bos", "add_eos", "chat", "preference"])
 def show(
     data: Annotated[
         Path,
@@ -212,20 +212,22 @@ def _from_store(path: Path, number: int, tokenizer: str | None) -> list[TokenSeq
 
 
 def _from_file(path: Path, number: int, recipe: Recipe) -> list[TokenSequence]:
-    source: Any = recipe.open(path)
     if number < 0:
         raise ConfigError(f"--row: expected 0 or more for a file, got {number}")
-    steps = recipe.steps(source.schema)
+    opened = OpenedRecipe.of(recipe, path)
+    source, steps = opened.source, opened.steps()
     before = 0
     while (batch := source.next_batch(1024)) is not None:
         if number < before + batch.num_rows:
             try:
-                made = steps.transforms[-1].transform(batch.slice(number - before, 1))
+                made = batch.slice(number - before, 1)
+                for transform in (*opened.transforms, steps.transforms[-1]):
+                    made = transform.transform(made) if made.num_rows else made
             except DataError as error:
                 reason = error.reason.removeprefix("row 0 of the batch: ").replace("row 0 of the batch", "it")
                 raise DataError(reason, file=str(path), row=number) from error
             if not made.num_rows:
-                raise ConfigError(f"row {number} of {path} is dropped by {steps.transforms[-1]!r}")
+                raise ConfigError(f"row {number} of {path} is dropped by {transform!r}")
             row = {name: _plain(made.column(name)[0]) for name in made.schema.names}
             return _sides(row, f"{path.name} row {number}", steps.tokenizer)
         before += batch.num_rows

@@ -154,10 +154,13 @@ def prepare_cached(
     note = None if request is None else home.with_name(_NOTES) / request
     if note is not None and (found := _noted(note, home)) is not None:
         files.check_stamps()
+        _log_losses(found, _shown(opened, inputs))
         return found
-    key = opened.steps().lineage(files.fingerprints, chosen.on_error).key
+    steps = opened.steps()
+    key = steps.lineage(files.fingerprints, chosen.on_error).key
     if key is None:
-        raise ConfigError("the recipe has no key, so its store cannot be cached; use prepare(...)")
+        reason = steps.unnamed or "the recipe has no key"
+        raise ConfigError(f"a loader caches the rows that it prepares, and {reason}")
     job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
     prepared = _make(job, wait_seconds, progress)
     if note is not None:
@@ -168,9 +171,24 @@ def prepare_cached(
             _log.warning("%s: the store is complete, but its key could not be noted (%s)", note, error)
     if prepared.dropped_tokens:
         losses = ", ".join(f"{tokens:,} ({reason})" for reason, tokens in prepared.dropped_tokens.items())
-        shown = ", ".join(map(str, inputs)) if isinstance(inputs, list) else repr(opened.given)
-        _log.warning("%s: dropped tokens while preparing: %s", shown, losses)
+        _log.warning("%s: dropped tokens while preparing: %s", _shown(opened, inputs), losses)
+    _log_losses(prepared, _shown(opened, inputs))
     return prepared
+
+
+def _shown(opened: OpenedRecipe, inputs: Any) -> str:
+    return ", ".join(map(str, inputs)) if isinstance(inputs, list) else repr(opened.given)
+
+
+def _log_losses(prepared: Prepared, inputs: str) -> None:
+    """Say which bad rows are not in a store, every time it is used."""
+    with prepared.open() as store:
+        bad = bad_rows_of(store)
+    if bad:
+        reasons = ", ".join(f"{rows:,} ({reason})" for reason, rows in bad.items())
+        file = Path(f"{prepared.path}.quarantine.jsonl")
+        written = f"; they are in {file}" if file.exists() else ""
+        _log.warning("%s: bad rows were left out: %s%s", inputs, reasons, written)
 
 
 def _noted(note: Path, home: Path) -> Prepared | None:
@@ -205,7 +223,7 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     check_own_directory(job.work, _OWN)
     job.inputs.check_stamps()  # another process may have held the lock for long
     steps = job.opened.steps(job.work / "seen")
-    lineage = steps.lineage(job.inputs.fingerprints, job.config.on_error)
+    lineage = steps.lineage(job.inputs.fingerprints, job.config.on_error, job.opened.left_out)
     existing = open_store(job.out).manifest if is_store(job.out) else None
     checkpoint = job.work / f"{lineage.key or 'run'}-{job.mode}"
     if existing is not None and _has(job, existing, lineage.key):
@@ -323,15 +341,25 @@ def _write_losses(store: Path, key: str | None, report: Report) -> None:
         "rows": dict(report.dropped),
         "tokens": dict(report.dropped_tokens),
         "changed": dict(report.changed),
+        "bad": {**report.skipped, **report.quarantined},
     }
     write_atomic(store / LOSSES_NAME, orjson.dumps(losses))
 
 
 def losses_of(store: Store) -> dict[str, int]:
     """Tokens that were dropped when a store was prepared, by reason; none if there is no record."""
+    return _recorded(store, "tokens")
+
+
+def bad_rows_of(store: Store) -> dict[str, int]:
+    """Bad rows that were skipped or quarantined when a store was prepared, by reason; none if there is no record."""
+    return _recorded(store, "bad")
+
+
+def _recorded(store: Store, what: str) -> dict[str, int]:
     try:
         losses = orjson.loads((store.path / LOSSES_NAME).read_bytes())
         known = losses["key"] is not None and losses["key"] == store.manifest.key
-        return {str(reason): int(tokens) for reason, tokens in losses["tokens"].items()} if known else {}
+        return {str(reason): int(number) for reason, number in losses[what].items()} if known else {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -6,29 +6,50 @@ and key, each opened once and shared by `prepare`, the loaders and the streams.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import cache, cached_property
+from dataclasses import InitVar, dataclass, field, fields, replace
+from functools import cache, cached_property, wraps
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock._suggest import did_you_mean
-from penstock.chat.format_chat import FormatChat, detect_format, json_columns
+from penstock._suggest import did_you_mean, named_options
+from penstock.chat.format_chat import CHAT_OPTIONS, FormatChat, detect_format, json_columns
 from penstock.chat.format_preference import FormatPreference, preference_kind
 from penstock.chat.formats import refuse_labels
 from penstock.chat.templates import load_template
+from penstock.corpus.content_names import content_name
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
+from penstock.corpus.raw_rows import (
+    PeekedSource,
+    RowNumbers,
+    as_transforms,
+    describe_transforms,
+    first_rows,
+    on_json,
+    open_rows,
+    schema_after,
+)
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.listing import as_paths
 from penstock.pipeline import Source, Transform
-from penstock.sources import CsvSource, IteratorSource, JsonlSource, MemorySource, ParquetSource, open_source
+from penstock.sources import (
+    ArrowSource,
+    CsvSource,
+    IteratorSource,
+    JsonlSource,
+    MemorySource,
+    ParquetSource,
+    open_source,
+)
 from penstock.sources.by_suffix import SourceFiles, find_source
+from penstock.sources.file_source import check_columns
 from penstock.sources.inputs import Input, as_input
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
@@ -36,7 +57,23 @@ from penstock.tokenizers.load import TokenizerSpec
 from penstock.transforms import Select
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer
 
+Made = TypeVar("Made")
+_log = logging.getLogger(__name__)
 _DEDUPS: dict[str, type[ExactDedup] | type[MinHashDedup]] = {"exact": ExactDedup, "minhash": MinHashDedup}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowRecipe:
+    """Options for raw rows of any kind, before they become tokens."""
+
+    transforms: Sequence[Any] = ()
+    """Transforms that run first: stages, functions of a row, or names of transforms (`"drop_nulls"`, `{"lower":
+    "text"}`), those of plugins too. Their content is part of the key of the store."""
+    columns: Sequence[str] | Mapping[str, str] | None = None
+    """Names of the columns to read; by default those that are needed. For chats in plain columns: the column of each
+    role, as `{"user": "question", "assistant": "answer"}`."""
+    allow_empty: bool = False
+    """Pass over files of 0 bytes, which are an error otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +82,8 @@ class DocumentRecipe:
 
     column: str | None = None
     """Column with the text; by default `text`."""
-    filters: Sequence[str] = ()
+    filters: Sequence[Any] = ()
+    """Names of quality filters, those of plugins too, or transforms."""
     dedup: Sequence[str] = ()
     add_bos: bool = False
     add_eos: bool | None = None
@@ -67,8 +105,31 @@ class ChatRecipe:
     """Of preferences: a longer prompt loses its beginning."""
 
 
+def _with_chat_options(kind: type[Made]) -> type[Made]:
+    """Decorator of `Recipe`: options of `FormatChat` may be passed by name, as the errors of chats say."""
+    init = kind.__init__
+
+    @wraps(init)
+    def checked(self: Any, **options: Any) -> None:
+        chat, rest = split_chat_options(options)
+        if chat:
+            rest["chat"] = {**(rest.get("chat") or {}), **chat}
+        init(self, **rest)
+
+    kind.__init__ = checked  # type: ignore[method-assign]
+    return kind
+
+
+def split_chat_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of `FormatChat` among some options, and the others. `columns` is an option of all rows."""
+    chat = {name: value for name, value in options.items() if name in CHAT_OPTIONS and name != "columns"}
+    return chat, {name: value for name, value in options.items() if name not in chat}
+
+
+@_with_chat_options
+@named_options
 @dataclass(frozen=True, kw_only=True)
-class Recipe(DocumentRecipe, ChatRecipe):
+class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
     """Everything that decides the content of a store, except the input.
 
     Rows with a `column` of text are documents; `template`, or rows in one of the chat formats, make them chats. Filters
@@ -82,8 +143,22 @@ class Recipe(DocumentRecipe, ChatRecipe):
     """Columns to keep in addition to the tokens."""
     fast: bool = True
     """Use the fast tokenizer where it gives the ids of the reference."""
+    chat_template: InitVar[str | None] = None
+    """Another name of `template`."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, chat_template: str | None) -> None:
+        if chat_template is not None:
+            if self.template not in (None, chat_template):
+                raise ConfigError("template and chat_template are two names of one option; pass one of them")
+            object.__setattr__(self, "template", chat_template)
+        object.__setattr__(self, "transforms", as_transforms(self.transforms))
+        if isinstance(self.columns, Mapping):
+            if self.chat.get("columns") not in (None, self.columns):
+                raise ConfigError("columns and chat['columns'] are two names of one option; pass one of them")
+            object.__setattr__(self, "chat", {**self.chat, "columns": dict(self.columns)})
+            object.__setattr__(self, "columns", None)
+        elif self.columns is not None:
+            object.__setattr__(self, "columns", check_columns(self.columns))
         if self.truncation != "error" and self.max_length is None:
             raise ConfigError(f"truncation={self.truncation!r} needs a max_length")
         if isinstance(self.dedup, str):
@@ -125,6 +200,11 @@ class Recipe(DocumentRecipe, ChatRecipe):
         else:
             steps = self._document_steps(tokenizer, schema, work)
         return replace(steps, tokenizer_path=_path_of(self.tokenizer))
+
+    @property
+    def names(self) -> list[str] | None:
+        """Columns to read, if they were named."""
+        return None if self.columns is None else list(self.columns)
 
     @property
     def text_column(self) -> str:
@@ -244,16 +324,19 @@ class Steps:
     """Column that is true for supervised tokens."""
     tokenizer_path: str | None = None
     """Path that the tokenizer was loaded from, noted in the store."""
+    unnamed: str | None = None
+    """Reason why a store made by these transforms has no key."""
 
-    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str) -> Lineage:
+    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str, left_out: Iterable[Path] = ()) -> Lineage:
         """Lineage of a store. A store that skipped bad rows has another key than one that would have failed on them."""
         skipped = [f"bad rows: {on_error}"] if on_error != "raise" else []
         return Lineage(
-            inputs=tuple(inputs),
+            inputs=tuple(inputs) if self.unnamed is None else (),
             tokenizer=self.tokenizer.fingerprint,
             template=self.template,
             transforms=(*self.described, *skipped),
-            notes={"tokenizer": self.tokenizer.name, "tokenizer_path": self.tokenizer_path},
+            notes={"tokenizer": self.tokenizer.name, "tokenizer_path": self.tokenizer_path}
+            | ({"left_out": names} if (names := [file.name for file in left_out]) else {}),
         )
 
 
@@ -288,23 +371,38 @@ class OpenedRecipe:
     def _needed(self) -> tuple[Any, Sequence[str] | None]:
         recipe, source = self.recipe, self.given
         if isinstance(source, SourceFiles):
-            source = source.open()
-        if isinstance(source, ParquetSource) and not recipe.is_chat(source.schema.names):
-            return ParquetSource(source.files, columns=recipe.wanted_columns(source.schema.names)), None
+            source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
         if isinstance(source, MemorySource | IteratorSource):
-            if recipe.is_chat(source.column_names()):
+            if recipe.transforms or recipe.is_chat(recipe.names or source.column_names()):
                 source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
-        if not isinstance(source, JsonlSource):
+        if getattr(source, "schema", None) is None:
+            source = PeekedSource(source)
+        if recipe.transforms or recipe.columns is not None:
+            source = _without_conflicts(source, recipe)
+            if isinstance(source, JsonlSource):
+                source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
+        if isinstance(source, ParquetSource) and not recipe.is_chat(source.names):
+            wanted = recipe.wanted_columns(source.names)
+            return ParquetSource(source.files, columns=wanted, allow_empty=recipe.allow_empty), None
+        if not isinstance(source, JsonlSource):
+            return _without_conflicts(source, recipe), None
         names, text = source.first_columns(), recipe.text_column
         if not recipe.keep and text in names and not recipe.is_chat(names):
             # Only text is needed, so no types have to be inferred from all rows.
             source.close()
-            return type(source)(source.files, schema=pa.schema([(text, pa.string())]), columns=[text]), [text]
+            schema = pa.schema([(text, pa.string())])
+            only = type(source)(source.files, schema=schema, columns=[text], allow_empty=recipe.allow_empty)
+            return only, [text]
         # In chats, content is text or a list of parts, and arguments of tools have any type: they stay JSON.
         source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
         return source, names
+
+    @property
+    def left_out(self) -> Sequence[Path]:
+        """Files of the directory that are not read."""
+        return self.given.left_out if isinstance(self.given, SourceFiles) else ()
 
     @property
     def files(self) -> Sequence[Path]:
@@ -342,18 +440,50 @@ class OpenedRecipe:
     def schema(self) -> pa.Schema:
         """The columns with their types, for which all rows of some formats are read."""
         source = self.source
-        schema = source.learned_schema() if isinstance(source, IteratorSource) else getattr(source, "schema", None)
-        if schema is None:
-            raise ConfigError(f"{self.source!r} has no schema; prepare needs a source with a schema")
-        return schema
+        return cast(pa.Schema, source.learned_schema() if isinstance(source, IteratorSource) else source.schema)
+
+    @cached_property
+    def transforms(self) -> list[Transform]:
+        """The transforms of raw rows."""
+        recipe = self.recipe
+        transforms = on_json(recipe.transforms, self.schema) if recipe.transforms else []
+        if recipe.columns is not None and isinstance(self.source, MemorySource | IteratorSource):
+            return [Select(recipe.names or ()), *transforms]  # sources of files read only these
+        return transforms
+
+    @cached_property
+    def row_schema(self) -> pa.Schema:
+        """The columns after the transforms of raw rows."""
+        if not self.transforms:
+            return self.schema
+        batch = first_rows(self.source)
+        return self.schema if batch is None else schema_after(self.transforms, batch)
 
     @cached_property
     def _steps(self) -> Steps:
-        return self.recipe.steps(self.schema)
+        return self._with_transforms(self.recipe.steps(self.row_schema))
 
     def steps(self, work: Path | None = None) -> Steps:
         """The transforms, made once; those that keep an index in `work` are made for it."""
-        return self.recipe.steps(self.schema, work) if self.recipe.dedup and work is not None else self._steps
+        if not self.recipe.dedup or work is None:
+            return self._steps
+        return self._with_transforms(self.recipe.steps(self.row_schema, work))
+
+    def _with_transforms(self, steps: Steps) -> Steps:
+        """The steps after the transforms of raw rows."""
+        described, unnamed = describe_transforms(self.recipe.transforms)
+        if self.recipe.columns is not None:
+            described = [f"columns: {list(self.recipe.columns)}", *described]
+        return replace(
+            steps,
+            transforms=[*self.transforms, *steps.transforms],
+            described=[*described, *steps.described],
+            unnamed=unnamed,
+        )
+
+    def _has(self, text: str) -> bool:
+        """True if the rows of a CSV file are documents with this column."""
+        return self.recipe.template is None and text in self.source.layout_of(0).names
 
     def for_streams(self, row_column: str) -> tuple[Any, Steps]:
         """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
@@ -361,16 +491,23 @@ class OpenedRecipe:
         if hasattr(source, "close"):
             source.close()  # rows are read by others, from any place
         text = recipe.text_column
-        if isinstance(source, CsvSource) and recipe.template is None and text in source.layout_of(0).names:  # type: ignore[attr-defined]
-            source = CsvSource(source.files, schema=pa.schema([(text, pa.string())]), columns=[text])
-        if self.names is None or source.has_schema:
+        if isinstance(source, JsonlSource) and self.names is None:
+            source.learn_first()
+        elif isinstance(source, CsvSource) and not recipe.transforms and recipe.columns is None and self._has(text):
+            schema = pa.schema([(text, pa.string())])
+            source = CsvSource(source.files, schema=schema, columns=[text], allow_empty=recipe.allow_empty)
+        if self.transforms:
+            schema = self.row_schema
+        elif self.names is None or source.has_schema:
             schema = self.schema if source is self.source else source.schema
         elif not self.names:
             raise DataError("there are no rows in the input", file=str(source.files[0]))
         else:
             schema = pa.schema([(name, pa.null()) for name in self.names])
         with_rows = replace(recipe, keep=[row_column], tokenizer=self.tokenizer)
-        return source, with_rows.steps(schema.append(pa.field(row_column, pa.int64())))
+        steps = self._with_transforms(with_rows.steps(schema.append(pa.field(row_column, pa.int64()))))
+        raw = [RowNumbers(each, row_column) for each in self.transforms]
+        return source, replace(steps, transforms=[*raw, *steps.transforms[len(raw) :]])
 
 
 @cache
@@ -381,10 +518,26 @@ def _code_stamp() -> str:
     return xxhash.xxh3_64_hexdigest(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]).encode())
 
 
+def _without_conflicts(source: Any, recipe: Recipe) -> Any:
+    """The source without columns that have another type in each file, if nothing needs them."""
+    if not isinstance(source, ParquetSource | ArrowSource) or not (conflicts := source.conflicts()):
+        return source
+    needed = {recipe.text_column, *recipe.keep, *json_columns((recipe.chat.get("columns") or {}).values()), *LABELS}
+    conflicts = [name for name in conflicts if name not in needed]  # one that is needed raises, and names the file
+    names = [name for name in source.names if name not in conflicts]
+    if not conflicts or not names or recipe.columns is not None:
+        return source
+    _log.warning(
+        "%r: columns %s are left out, because files have them in types that do not go together",
+        source,
+        ", ".join(conflicts),
+    )
+    return type(source)(source.files, columns=names, allow_empty=recipe.allow_empty)
+
+
 def _described(step: Any) -> str:
     """Description of a step as text: the same text, the same result."""
-    facts = step.describe()
-    return facts if isinstance(facts, str) else orjson.dumps(facts, option=orjson.OPT_SORT_KEYS).decode()
+    return content_name(step)
 
 
 def _path_of(tokenizer: TokenizerSpec) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +32,11 @@ class FoundFiles(list[Path]):
         levels = takewhile(lambda parts: len(set(parts)) == 1, zip(*(group.base for group in groups)))
         files = [file for group in groups for file in group]
         return cls(files, tuple(parts[0] for parts in levels), [folder for group in groups for folder in group.folders])
+
+    def only(self, chosen: Collection[Path]) -> FoundFiles:
+        """Some of the files."""
+        kept = [(file, folder) for file, folder in zip(self, self.folders) if file in chosen]
+        return FoundFiles([file for file, _ in kept], self.base, [folder for _, folder in kept])
 
     @property
     def partitions(self) -> list[tuple[str, ...]]:

@@ -3,6 +3,7 @@ from penstock.batching.masked_lm import MaskedLM as MaskedLM
 from penstock.batching.options import LoaderOptions as LoaderOptions
 from penstock.batching.options import Output as Output
 from penstock.batching.options import Padding as Padding
+from penstock.batching.options import RawRows as RawRows
 from penstock.batching.options import Shard as Shard
 from penstock.corpus.prepare import Prepared as Prepared
 from penstock.corpus.prepare import prepare as prepare

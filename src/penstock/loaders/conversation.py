@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import xxhash
@@ -13,9 +14,10 @@ from penstock.batching.options import GROUPS, LoaderOptions, Options, read_optio
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.plan_engine import PlanEngine
-from penstock.loaders.source import Inputs, Packing, Paths, Sampling, build_source, open_inputs
+from penstock.loaders.source import Inputs, Packing, Paths, Sampling, build_recipe, build_source, open_inputs
 
 if TYPE_CHECKING:
+    from penstock.corpus.recipe import Recipe
     from penstock.loaders.streamed.reader import StreamOptions
     from penstock.tokenizers.load import TokenizerSpec
 
@@ -52,24 +54,11 @@ class ConversationDataLoader(DataLoader, options=(Options,)):
             raise ConfigError(
                 f"preference must be False or None, got {preference!r}; for preferences use PreferenceDataLoader"
             )
-        _refuse_chat_options(options)
-        chosen = read_options(options, type(self))
+        chosen, chat = read_chat_options(options, chat, type(self))
         sampling = Sampling(packing=packing, length=max_length, truncation=truncation)
-        recipe = None
-        if tokenizer is None and (chat_template is not None or chat):
-            raise ConfigError("chat_template and chat apply to raw files, which need a tokenizer; pass tokenizer=")
-        if tokenizer is not None:
-            from penstock.corpus.recipe import Recipe
-
-            check_chat_options(chat or {})
-            recipe = Recipe(
-                tokenizer=tokenizer,
-                template=chat_template,
-                chat=dict(chat or {}),
-                max_length=max_length,
-                truncation=truncation,
-                preference=preference,
-            )
+        recipe = build_chat_recipe(tokenizer, chosen, chat_template, chat)
+        if recipe is not None:
+            recipe = replace(recipe, max_length=max_length, truncation=truncation, preference=preference)
         if streaming is not False:
             from penstock.loaders.streamed.engine import StreamEngine
 
@@ -82,22 +71,34 @@ class ConversationDataLoader(DataLoader, options=(Options,)):
                 f"{store.shown} has no supervision mask, so it holds no conversations (its columns are "
                 f"{store.schema.names}); use PretrainDataLoader, or prepare the chats with a template"
             )
-        if recipe is not None and chat_template is not None:
-            check_template(inputs, chat_template)
+        if recipe is not None and recipe.template is not None:
+            check_template(inputs, recipe.template)
         super().__init__(PlanEngine([build_source(inputs, sampling, chosen, name)], chosen))
 
 
-def _refuse_chat_options(options: Mapping[str, Any]) -> None:
-    """Say where an option of `FormatChat` belongs."""
-    if not (options.keys() - {*Options.__dataclass_fields__, *GROUPS}):
-        return
-    from penstock.chat.format_chat import CHAT_OPTIONS
+def read_chat_options(
+    options: Mapping[str, Any], chat: Mapping[str, Any] | None, loader: type[Any]
+) -> tuple[Options, dict[str, Any]]:
+    """Options of a loader, and those of `FormatChat`, which may be in `chat` or among the others."""
+    more: dict[str, Any] = {}
+    if options.keys() - {*Options.__dataclass_fields__, *GROUPS}:
+        from penstock.corpus.recipe import split_chat_options
 
-    for name in options:
-        if name == "template":
-            raise ConfigError("unknown option 'template'; pass chat_template=")
-        if name in CHAT_OPTIONS and name not in Options.__dataclass_fields__:
-            raise ConfigError(f"{name!r} is an option of the chat format; pass chat={{{name!r}: ...}}")
+        more, options = split_chat_options(options)
+    twice = more.keys() & (chat or {}).keys()
+    if twice:
+        raise ConfigError(f"{min(twice)} is given twice: as a keyword and in chat={{...}}")
+    chosen = {**(chat or {}), **more}
+    check_chat_options(chosen)
+    return read_options(options, loader), chosen
+
+
+def build_chat_recipe(
+    tokenizer: TokenizerSpec | None, options: Options, chat_template: str | None, chat: Mapping[str, Any] | None
+) -> Recipe | None:
+    """Recipe for raw files of chats; None without a tokenizer."""
+    template = {} if chat_template is None else {"chat_template": chat_template}
+    return build_recipe(tokenizer, options, **template, **({"chat": dict(chat)} if chat else {}))
 
 
 def check_chat_options(chat: Mapping[str, Any]) -> None:

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from penstock._forks import renewed
+from penstock._suggest import named_options
 from penstock.batching.backends.base import ALIGNMENT, Backend
 from penstock.batching.backends.lookup import framework_of, get_backend, is_array
 from penstock.batching.backends.mlx import MlxPool
@@ -33,6 +34,7 @@ _MIB = 1 << 20
 _numbers = itertools.count(1)
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemoryConfig:
     """Sizes of the pool and the cache, and the framework of the tensors."""

@@ -16,7 +16,7 @@ from penstock.files.states import StateFormat
 from penstock.loaders.base import DataLoader
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.preference import PreferenceDataLoader
-from penstock.loaders.source import LoaderSource, Packing, Paths, Sampling, build_source, open_inputs
+from penstock.loaders.source import LoaderSource, Packing, Paths, Sampling, build_recipe, build_source, open_inputs
 from penstock.order.mixing import Drawn, Mixture
 from penstock.order.schedules import Schedule, temperature_weights
 from penstock.order.steps import STOPPING
@@ -76,11 +76,7 @@ class MixedDataLoader(DataLoader, options=(Options,)):
             schedule = _schedule(weights, temperature, sizes)
             super().__init__(_LoaderMixEngine(loaders, chosen, schedule, limits, stopping_strategy))
             return
-        recipe = None
-        if tokenizer is not None:
-            from penstock.corpus.recipe import Recipe  # imported only to prepare raw files
-
-            recipe = Recipe(tokenizer=tokenizer, column=text_column)
+        recipe = build_recipe(tokenizer, chosen, **({"column": text_column} if tokenizer is not None else {}))
         found: list[LoaderSource] = []
         for name, source in named.items():
             rule = sampling

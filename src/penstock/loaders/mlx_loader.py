@@ -19,7 +19,7 @@ import numpy.typing as npt
 import orjson
 import xxhash
 
-from penstock._suggest import did_you_mean
+from penstock._suggest import did_you_mean, named_options
 from penstock.arrays.truncation import Truncation
 from penstock.batching.backends import get_backend
 from penstock.batching.options import Options, configured, option
@@ -125,6 +125,7 @@ class SampleOutput:
     )
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class MLXLoaderConfig(SampleFormat, SampleWorkers, SampleOutput):
     """Options of an `MLXDataLoader`.

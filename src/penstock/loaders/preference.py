@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack
 import numpy as np
 
 from penstock.batching.collate import FIELDS
-from penstock.batching.options import LoaderOptions, Options, read_options
+from penstock.batching.options import LoaderOptions, Options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
-from penstock.loaders.conversation import check_chat_options, check_template
+from penstock.loaders.conversation import build_chat_recipe, check_template, read_chat_options
 from penstock.loaders.preferences.batch import EXTRA
 from penstock.loaders.preferences.engine import PreferenceEngine
 from penstock.loaders.source import Inputs, Packing, Paths, Sampling, build_source, check_preferences, open_inputs
@@ -64,36 +64,25 @@ class PreferenceDataLoader(DataLoader, options=(Options,)):
             raise ConfigError("preferences cannot be streamed; omit streaming: raw files are prepared on first use")
         if completion not in ("supervised", "all"):
             raise ConfigError(f"completion must be 'supervised' or 'all', got {completion!r}")
-        chosen = _with_fields(read_options(options, type(self)))
+        chosen, chat = read_chat_options(options, chat, type(self))
+        chosen = _with_fields(chosen)
         sampling = Sampling(packing=packing, length=max_length, truncation="drop" if truncation == "drop" else "error")
         if sampling.strategy == "concat":
             raise ConfigError("packing='concat' cuts answers, which are compared whole; pass best_fit or first_fit")
         if truncation not in ("error", "drop", "left", "right"):
             raise ConfigError(f"truncation must be one of error, drop, left, right, got {truncation!r}")
-        recipe = None
-        if tokenizer is None and (chat_template is not None or chat or max_prompt_length is not None):
-            raise ConfigError(
-                "chat_template, chat and max_prompt_length apply to raw files, which need a tokenizer; pass tokenizer="
-            )
-        if tokenizer is not None:
-            from penstock.corpus.recipe import Recipe
-
-            check_chat_options(chat or {})
-            recipe = Recipe(
-                tokenizer=tokenizer,
-                template=chat_template,
-                chat=dict(chat or {}),
-                max_length=max_length,
-                truncation=truncation,
-                preference=True,
-                max_prompt_length=max_prompt_length,
-            )
+        recipe = build_chat_recipe(tokenizer, chosen, chat_template, chat)
+        if recipe is None and max_prompt_length is not None:
+            raise ConfigError("max_prompt_length applies to raw files, which need a tokenizer; pass tokenizer=")
+        if recipe is not None:
+            recipe = replace(recipe, max_length=max_length, truncation=truncation, preference=True)
+            recipe = replace(recipe, max_prompt_length=max_prompt_length)
         inputs = open_inputs(path, recipe, chosen, preference=True)
         pairs = check_preferences(inputs.table.stores) == "pairs"
         if pairs:
             inputs = replace(inputs, table=PairTable(inputs.table.stores))
-        if recipe is not None and chat_template is not None:
-            check_template(inputs, chat_template)
+        if recipe is not None and recipe.template is not None:
+            check_template(inputs, recipe.template)
         if truncation in ("left", "right"):
             _check_cut(inputs, max_length, truncation)
         if kl and pairs:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.arrays.truncation import Policy
 from penstock.batching.options import LoaderOptions, Options, read_options
-from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.plan_engine import PlanEngine
-from penstock.loaders.source import Packing, Paths, Sampling, build_source, open_inputs
+from penstock.loaders.source import Packing, Paths, Sampling, build_recipe, build_source, open_inputs
 
 if TYPE_CHECKING:
     from penstock.loaders.streamed.reader import StreamOptions
@@ -37,20 +36,15 @@ class PretrainDataLoader(DataLoader, options=(Options,)):
         packing: Packing = "concat",
         truncation: Policy = "error",
         text_column: str | None = None,
-        filters: Sequence[str] = (),
+        filters: Sequence[Any] = (),
         dedup: Sequence[str] = (),
         name: str = "data",
         **options: Unpack[LoaderOptions],
     ) -> None:
         chosen = read_options(options, type(self))
         sampling = Sampling(packing=packing, length=chunk_size, truncation=truncation)
-        recipe = None
-        if tokenizer is None and (filters or dedup):
-            raise ConfigError("filters and dedup apply to raw files, which need a tokenizer; pass tokenizer=")
-        if tokenizer is not None:
-            from penstock.corpus.recipe import Recipe
-
-            recipe = Recipe(tokenizer=tokenizer, column=text_column or "text", filters=filters, dedup=dedup)
+        column = None if tokenizer is None else text_column or "text"
+        recipe = build_recipe(tokenizer, chosen, column=column, filters=filters, dedup=dedup)
         if streaming is not False:
             from penstock.loaders.streamed.engine import StreamEngine
 

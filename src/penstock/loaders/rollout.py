@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.batching.backends import get_backend
+from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.source import pad_id_of
@@ -20,12 +22,18 @@ from penstock.rl.live import LiveBuffer
 from penstock.rl.options import NOT_FOR_ROLLOUTS, OPTION_KINDS, read_rollout_options
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts
-from penstock.rl.selection import group_by_prompt, log_prompt_groups
+from penstock.rl.read.text import TextRule
+from penstock.rl.selection import check_group_prompts, group_by_prompt, group_by_size, log_prompt_groups
 from penstock.rl.sources import LiveRollouts, RolloutSource, TableRollouts
 
 if TYPE_CHECKING:
     from penstock.rl.batch import RolloutBatch
     from penstock.tokenizers.load import TokenizerSpec
+
+
+def _text_options(options: Options) -> dict[str, Any]:
+    """Options for the tokenization of text."""
+    return {name: getattr(options, name) for name in ("template", "add_bos", "add_eos")}
 
 
 class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOUTS):
@@ -35,8 +43,9 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
         for batch in loader:
             loss = policy_loss(batch, batch.metadata["advantages"], batch.metadata["denominators"])
 
-    `rollout_data` is anything `read_rollouts` takes: a list of `Rollout` or of dicts, JSONL or Parquet files; or a
-    `LiveBuffer` or a `RolloutQueue`, to which inference engines append. Token ids are passed on unchanged; text is
+    `rollout_data` is anything `read_rollouts` takes: a list of `Rollout` or of dicts, outputs of vLLM or SGLang with
+    rewards (`penstock.rl.rollouts_from_vllm`), a batch of verl or TRL, JSONL or Parquet files; or a `LiveBuffer` or a
+    `RolloutQueue`, to which inference engines append. Token ids are passed on unchanged; text is
     tokenized only where there are no ids, and `metadata["tokenized"]` says so.
 
     Advantages are computed over a whole *rollout batch* (all data of a list or a file, unless `rollout_batch_size` is
@@ -70,7 +79,7 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
         columns: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        shared, rollout = read_rollout_options(options)
+        shared, rollout = read_rollout_options(options, list(signature(type(self)).parameters))
         if not isinstance(compute_advantages, bool):
             raise ConfigError(f"compute_advantages must be True or False, got {compute_advantages!r}")
         if not isinstance(estimator, AdvantageSpec):
@@ -86,14 +95,16 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
             loaded = load_tokenizer(tokenizer)
         source: RolloutSource
         if isinstance(rollout_data, LiveBuffer | RolloutQueue):
-            if columns is not None:
-                raise ConfigError("columns are named where rollouts are read: pass columns= to the buffer or the queue")
+            for name, given in {"columns": columns, **_text_options(shared)}.items():
+                if given is not None:
+                    raise ConfigError(
+                        f"{name} is for the place where rollouts are read: pass {name}= to the buffer or the queue"
+                    )
             appends = rollout_data.appends(shared.find_rank(), loaded)
             source = LiveRollouts(appends, rollout.batching, by_prompt=by_prompt)
         else:
-            for name in ("group_size", "max_pending_appends"):
-                if getattr(rollout.batching, name) is not None:
-                    raise ConfigError(f"{name} is for live sources; the groups of a list or a file are complete")
+            if rollout.batching.max_pending_appends is not None:
+                raise ConfigError("max_pending_appends is for live sources; groups of a list or a file are complete")
             empty: Literal["error", "keep"] = "error" if rollout.selection.on_empty(spec.rules) == "error" else "keep"
             # Other rules apply to a rollout batch, when it is selected.
             table = read_rollouts(
@@ -104,9 +115,16 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
                 empty_responses=empty,
                 all_masked=empty,
                 group_prompts=rollout.selection.group_prompts,
+                text=TextRule(
+                    chat_template=shared.template, add_bos=bool(shared.add_bos), add_eos=bool(shared.add_eos)
+                ),
             )
             path = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
-            if by_prompt and (grouped := group_by_prompt(table)) is not table:
+            if rollout.batching.group_size is not None:
+                table = group_by_size(table, rollout.batching.group_size)
+                if rollout.selection.group_prompts == "equal":
+                    check_group_prompts(table, table.groups.tolist())
+            elif by_prompt and (grouped := group_by_prompt(table)) is not table:
                 table = grouped
                 log_prompt_groups(table, path or f"{len(table)} rollouts")
             source = TableRollouts(table, rollout.batching.rollout_batch_size, path)

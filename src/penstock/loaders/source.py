@@ -34,6 +34,7 @@ from penstock.store.shards import Verify
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
+    from penstock.tokenizers.load import TokenizerSpec
     from penstock.transforms.tokenization import Tokenizer
 
 Paths: TypeAlias = PathLike | Iterable[PathLike] | Store | Input
@@ -100,7 +101,7 @@ def open_inputs(
 
         home = (options.cache or default_cache_directory()) / "stores"
         progress = pipeline_progress if options.progress else None
-        made = prepare_cached(paths, home, recipe, budget=options.memory, progress=progress)
+        made = prepare_cached(paths, home, recipe, config=options.pipeline, budget=options.memory, progress=progress)
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():
@@ -110,6 +111,18 @@ def open_inputs(
         for store in stores:
             _check_tokenizer(store, tokenizer)
     return Inputs(table, tokenizer, owned=not isinstance(paths, Store))
+
+
+def build_recipe(tokenizer: TokenizerSpec | None, options: Options, **given: Any) -> Recipe | None:
+    """Recipe for raw files with the options of a loader; None without a tokenizer, if no option needs one."""
+    if tokenizer is None:
+        needing = [name for name, value in {**given, **options.rows}.items() if value]
+        if needing:
+            raise ConfigError(f"{needing[0]} applies to raw files, which need a tokenizer; pass tokenizer=")
+        return None
+    from penstock.corpus.recipe import Recipe  # imported only to prepare raw files
+
+    return Recipe(tokenizer=tokenizer, **{**given, **options.rows})
 
 
 def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
@@ -165,7 +178,8 @@ def _stores_at(path: Path) -> list[Path]:
 
 def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:
     """Refuse options for raw files where there is a store: they would be ignored."""
-    for name, value in {"filters": recipe.filters, "dedup": recipe.dedup, "chat": recipe.chat}.items():
+    options = ("filters", "dedup", "chat", "transforms", "columns", "add_bos", "add_eos")
+    for name, value in ((name, getattr(recipe, name)) for name in options):
         if value:
             raise ConfigError(
                 f"{name}={value!r} applies to raw files, and {stores[0].shown} is a store; omit {name} to use it "

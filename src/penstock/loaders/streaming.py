@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from penstock._suggest import named_options
 from penstock.batching.options import configured
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.states import StateFormat
@@ -26,6 +27,7 @@ from penstock.pipeline.stages import State
 _STATE = StateFormat("stream of samples", "a StreamingPipeline")
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StreamingConfig:
     """Buffering, threads and rate of a stream. No option changes the samples or their order."""

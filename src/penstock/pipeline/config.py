@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from penstock._suggest import named_options
 from penstock.errors import ConfigError
 from penstock.files.filesystems import require_local
 from penstock.pipeline.cores import available_cores
@@ -13,6 +14,7 @@ from penstock.pipeline.cores import available_cores
 OnError = Literal["raise", "skip", "quarantine"]
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineConfig:
     """Options of a run. None of them changes which rows come out, or in which order."""

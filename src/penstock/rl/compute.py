@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from penstock._suggest import check_options, did_you_mean
+from penstock._suggest import check_options, did_you_mean, named_options
 from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError
 from penstock.rl import advantages as known
@@ -59,6 +59,7 @@ class OverlongPenalty:
         known.overlong_penalty([0], self.max_length, self.buffer, penalty=self.penalty)
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdvantageSpec:
     """Estimator of advantages, its conventions, and changes of the rewards before it.

@@ -23,6 +23,7 @@ from penstock.errors import ConfigError, DataError, ResumeError, StalledError
 from penstock.rl.read.columns import as_objects, read_columns
 from penstock.rl.read.engines import engine_rollouts
 from penstock.rl.read.rollouts import column_fields, read_rollouts
+from penstock.rl.read.text import TextRule
 from penstock.rl.rollout import PER_TOKEN, Rollout, RolloutTable
 from penstock.rl.sources import Appends
 
@@ -41,7 +42,8 @@ class LiveBuffer:
 
     Its rollouts are lost with the process, so its loader can only be saved once everything appended has been used; use
     a `RolloutQueue` otherwise. With several ranks, each has its own buffer, and `replicated=True` promises that all are
-    given the same rollouts in the same order.
+    given the same rollouts in the same order. `template`, `add_bos` and `add_eos` are for rollouts of text, as of
+    `RolloutDataLoader`.
     """
 
     def __init__(
@@ -54,6 +56,9 @@ class LiveBuffer:
         columns: Mapping[str, Any] | None = None,
         replicated: bool = False,
         group_prompts: GroupPrompts = "equal",
+        template: str | None = None,
+        add_bos: bool = False,
+        add_eos: bool = False,
     ) -> None:
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
             raise ConfigError(f"capacity must be a whole number of at least 1, or None, got {capacity!r}")
@@ -61,7 +66,8 @@ class LiveBuffer:
             raise ConfigError(f"on_full must be 'wait' or 'raise', got {on_full!r}")
         self.capacity, self.on_full, self.replicated = capacity, on_full, replicated
         self.timeout_seconds = check_timeout(timeout_seconds)
-        self.reader = AppendReader(tokenizer, columns, group_prompts)
+        text_rule = TextRule(chat_template=template, add_bos=add_bos, add_eos=add_eos)
+        self.reader = AppendReader(tokenizer, columns, group_prompts, text_rule)
         self._tables: dict[int, RolloutTable] = {}
         self._first = self._next = 0
         self._append_of: dict[Any, int] = {}
@@ -221,11 +227,15 @@ class AppendReader:
     """Reader of appended rollouts."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, columns: Mapping[str, Any] | None, group_prompts: GroupPrompts
+        self,
+        tokenizer: Tokenizer | None,
+        columns: Mapping[str, Any] | None,
+        group_prompts: GroupPrompts,
+        text: TextRule,
     ) -> None:
         if group_prompts not in ("equal", "any"):
             raise ConfigError(f"group_prompts must be 'equal' or 'any', got {group_prompts!r}")
-        self.tokenizer, self.columns = tokenizer, columns
+        self.tokenizer, self.columns, self.text = tokenizer, columns, text
         self.group_prompts: GroupPrompts = group_prompts
 
     def read(self, rollouts: Any) -> tuple[RolloutTable, npt.NDArray[np.bool_]]:
@@ -244,6 +254,7 @@ class AppendReader:
             empty_responses="keep",
             all_masked="keep",
             group_prompts=self.group_prompts,
+            text=self.text,
         )
         return table, self._rows_without_id(rollouts, table)
 

@@ -7,14 +7,14 @@ A loader takes the fields by name (`max_staleness=1`), or a whole group (`stalen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from operator import index
 from typing import Any, Literal, TypeAlias
 
 import numpy.typing as npt
 
-from penstock._suggest import check_options, did_you_mean
+from penstock._suggest import check_options, did_you_mean, named_options
 from penstock.batching.options import Options, flat_options, option, option_names
 from penstock.errors import ConfigError
 from penstock.rl.advantages.presets import Preset
@@ -31,9 +31,15 @@ NOT_FOR_ROLLOUTS = {
     "cache_dir": "rollouts are not cached",
     "progress": "rollouts are not prepared first",
     "verify": "rollouts are not read from a store",
+    "on_error": "pass missing_rewards= and all_masked=, which are the rules for bad rollouts",
+    "quarantine": "pass missing_rewards= and all_masked=, which are the rules for bad rollouts",
+    "transforms": "change the rollouts before they are passed, or name their columns with columns=",
+    "allow_empty": "leave the empty file out",
+    "raw": "pass template=, add_bos= and add_eos= by themselves",
 }
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class RolloutBatching:
     """Sizes of rollout batches, and their split into minibatches."""
@@ -45,8 +51,9 @@ class RolloutBatching:
     )
     group_size: int | None = option(
         None,
-        "live source: a group is complete with this many rollouts, from any number of appends. None: the rollouts "
-        "of one append belong together.",
+        "rollouts of a group. Of a list or a file without groups: each so many neighbours are one. Of a live source: a "
+        "group is complete with so many, from any number of appends. None: rollouts with equal prompts, or of one "
+        "append, belong together.",
     )
     max_pending_appends: int | None = option(
         None,
@@ -81,6 +88,7 @@ class RolloutBatching:
         _check_choices(self, gradients=("summed", "averaged"))
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class Staleness:
     """Versions of the policy, and the rule for rollouts of old ones."""
@@ -101,6 +109,7 @@ class Staleness:
         _check_choices(self, on_stale=("drop", "keep", "flag"))
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class RolloutSelection:
     """Rules for rollouts that may be unfit for training."""
@@ -148,6 +157,7 @@ class RolloutSelection:
         return self.all_masked or ("keep" if rules.empty == "zero" else "error")
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class LengthLimits:
     """Longest prompts and responses, and the truncation of longer ones; checked by `RolloutForm`."""
@@ -219,20 +229,28 @@ OPTION_KINDS = (*_GROUPS.values(), RolloutOptions, Options)
 """Dataclasses whose fields are keywords of a `RolloutDataLoader`, except those in `NOT_FOR_ROLLOUTS`."""
 
 
-def read_rollout_options(given: Mapping[str, Any]) -> tuple[Options, RolloutOptions]:
-    """Options of every loader and those of rollouts; an unknown one is a ConfigError that names the nearest."""
+def read_rollout_options(given: Mapping[str, Any], own: Sequence[str] = ()) -> tuple[Options, RolloutOptions]:
+    """Options of every loader and those of rollouts; an unknown one is a ConfigError that names the nearest.
+
+    `own` are the parameters of the loader itself, which the error lists too.
+    """
     given = flat_options(given)
+    if "chat_template" in given:
+        if given.get("template") is not None:
+            raise ConfigError("template and chat_template are two names of one option; pass one of them")
+        given["template"] = given.pop("chat_template")
     for name in given:
         if name in NOT_FOR_ROLLOUTS:
             raise ConfigError(f"{name} is not an option of a RolloutDataLoader: {NOT_FOR_ROLLOUTS[name]}")
-    check_options(given, [name for kind in OPTION_KINDS for name in option_names(kind) if name not in NOT_FOR_ROLLOUTS])
+    known = [name for kind in OPTION_KINDS for name in option_names(kind) if name not in NOT_FOR_ROLLOUTS]
+    check_options(given, dict.fromkeys([*own, *known]))
     groups: dict[str, Any] = {}
     for name, kind in _GROUPS.items():
         group = given.get(name)
         if group is not None and not isinstance(group, kind):
             raise ConfigError(f"{name} must be a {kind.__name__}, got {group!r}")
-        own = {option.name: given[option.name] for option in fields(kind) if option.name in given}
-        groups[name] = kind(**own) if group is None else replace(group, **own)
+        flat = {option.name: given[option.name] for option in fields(kind) if option.name in given}
+        groups[name] = kind(**flat) if group is None else replace(group, **flat)
     shared = {option.name for option in fields(Options)}
     return Options(**{name: value for name, value in given.items() if name in shared}), RolloutOptions(**groups)
 

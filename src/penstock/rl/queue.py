@@ -24,6 +24,7 @@ from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.sink import description_for
 from penstock.fsqueue.split_reader import SplitFiles
 from penstock.rl.live import AppendReader, GroupPrompts, check_same_columns, check_timeout, with_ids
+from penstock.rl.read.text import TextRule
 from penstock.rl.rollout import ROLLOUT_SCHEMA, RolloutTable, from_record_batch, to_record_batch
 from penstock.rl.sources import Appends
 
@@ -51,7 +52,8 @@ class RolloutQueue:
     by its append and row, `"17:0"`. A damaged file ends the loop over the loader; with `on_error="skip"` it is set
     aside and counted.
 
-    `finish()` ends the queue for all producers.
+    `finish()` ends the queue for all producers. `template`, `add_bos` and `add_eos` are for rollouts of text, as of
+    `RolloutDataLoader`.
     """
 
     def __init__(
@@ -66,13 +68,17 @@ class RolloutQueue:
         columns: Mapping[str, Any] | None = None,
         on_error: Literal["raise", "skip"] = "raise",
         group_prompts: GroupPrompts = "equal",
+        template: str | None = None,
+        add_bos: bool = False,
+        add_eos: bool = False,
     ) -> None:
         if on_error not in ("raise", "skip"):
             raise ConfigError(f"on_error must be 'raise' or 'skip', got {on_error!r}")
         self.directory = require_local(directory, "the directory of a RolloutQueue")
         self.limits, self.durable = Limits(max_waiting), durable
         self.timeout_seconds, self.lease_seconds = check_timeout(timeout_seconds), lease_seconds
-        self.reader, self.on_error = AppendReader(tokenizer, columns, group_prompts), on_error
+        text_rule = TextRule(chat_template=template, add_bos=add_bos, add_eos=add_eos)
+        self.reader, self.on_error = AppendReader(tokenizer, columns, group_prompts, text_rule), on_error
         self._producer: _Producer | None = None
 
     def append(self, rollouts: Any) -> None:

@@ -174,12 +174,33 @@ def group_by_prompt(table: RolloutTable) -> RolloutTable:
     return replace(table, groups=groups)
 
 
+def group_by_size(table: RolloutTable, size: int) -> RolloutTable:
+    """Table with every `size` neighbours as a group; if rollouts name groups, these must have that size."""
+    names = table.groups.tolist()
+    if len(set(names)) < len(names) or not all(map(is_unnamed, names)):
+        wrong = next(((name, count) for name, count in Counter(names).items() if count != size), None)
+        if wrong is not None:
+            raise ConfigError(
+                f"group {wrong[0]!r} has {wrong[1]} rollouts, and group_size={size}; complete the group, or omit "
+                "group_size: the groups of a list or a file may have any size"
+            )
+        return table
+    if len(names) % size:
+        raise ConfigError(
+            f"{len(names)} rollouts cannot be split into groups of group_size={size}; give each rollout a `group`, or "
+            "omit group_size to group equal prompts"
+        )
+    groups = np.empty(len(names), np.object_)
+    groups[:] = [names[row - row % size] for row in range(len(names))]
+    return replace(table, groups=groups)
+
+
 def log_prompt_groups(table: RolloutTable, source: str) -> None:
     """Log that rollouts were grouped by equal prompts."""
     sizes = Counter(table.groups.tolist()).values()
     logger.warning(
         "%s: no rollout names a group, so rollouts with equal prompts are a group: %d groups of %s; to group them "
-        "differently, give each rollout a `group`, or pass columns={'group': ...}",
+        "differently, give each rollout a `group`, or pass group_size= or columns={'group': ...}",
         source,
         len(sizes),
         f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,8 @@ class SourceFiles:
 
     kind: Any
     files: Sequence[Path]
+    left_out: Sequence[Path] = ()
+    """Files of the directory that are no data, or another kind of data than most."""
 
     @property
     def name(self) -> str:
@@ -58,7 +61,9 @@ class SourceFiles:
 def open_source(data: Input, **options: Any) -> Source:
     """The source for a path, directory, glob or list of them, by the suffix of its files; or for data in memory.
 
-    Files must all be alike. The directory of a token store is a `StoreSource`; it is opened by itself. Other data is a
+    Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
+    and scripts, files that no source reads, text beside one structured format, and formats with less than a tenth of
+    the bytes. Without such a format it is an error. The directory of a token store is a `StoreSource`. Other data is a
     source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts,
     a dict of columns, or an iterable of dicts.
     """
@@ -86,19 +91,71 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     saved = any(file.name in (STATE, SPLITS) for file in files)
     if saved:
         files = data_files(files)
-    kinds = {split_suffix(file)[0]: file for file in files}
-    makers = _MAKERS if kinds.keys() <= _MAKERS.keys() else _with_plugins()
-    unknown = [suffix for suffix in kinds if suffix not in makers]
-    if unknown:
+    suffixes = {split_suffix(file)[0] for file in files}
+    makers = _MAKERS if suffixes <= _MAKERS.keys() else _with_plugins()
+    named = {Path(os.fspath(each)).expanduser() for each in paths}
+    chosen = _chosen(files, makers, named, path)
+    left_out = [file for file in files if file not in chosen]
+    if left_out:
+        names = ", ".join(file.name for file in left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
+        _log.warning("%s: %d of %d files are read; left out: %s", path, len(chosen), len(files), names)
+        files = files.only(chosen)
+    kind = makers[split_suffix(files[0])[0]]
+    return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files, left_out)
+
+
+_SHOWN = 10
+_METADATA = re.compile(
+    r"(readme|licen[cs]e|notice|citation|changelog|contributing|datasheet|dataset_?card)(\..*)?"
+    r"|(dataset_infos?|dataset_dict|state|croissant)\.json|_success|_(common_)?metadata(\..*)?"
+    r"|(md5|sha1|sha256|sha512)sums?(\.txt)?|checksums?(\..*)?|thumbs\.db|desktop\.ini|requirements.*\.txt"
+    r"|.*\.(md5|sha1|sha256|sha512|crc|py|ipynb|ya?ml|toml|cfg|sh|pdf|html?|png|jpe?g|svg|log|lock|bib|cff|rst)"
+)
+"""Names of files beside data: descriptions, checksums, scripts."""
+_MOST = 0.9
+"""Share of the bytes that one format must have, if others are there."""
+
+
+def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[Path], path: Any) -> set[Path]:
+    """Files of one format, without what lies beside data. Files that were named are always meant."""
+    kept = [file for file in files if file in named or not _METADATA.fullmatch(file.name.lower())]
+    kept = kept or list(files)
+    unknown = [file for file in kept if split_suffix(file)[0] not in makers]
+    refused = [file for file in unknown if file in named or len(unknown) == len(kept) or _looks_like_data(file, makers)]
+    if refused:
+        suffix = split_suffix(refused[0])[0]
         raise ConfigError(
-            f"no source reads {unknown[0] or 'files without a suffix'!r} ({kinds[unknown[0]].name}); "
-            f"known: {', '.join(sorted(makers))}; build the source yourself, or install a plugin"
+            f"no source reads {suffix or 'files without a suffix'!r} ({refused[0].name}); "
+            f"known: {', '.join(sorted(makers))}; pass a glob that leaves it out, build the source yourself, or "
+            "install a plugin"
         )
-    chosen = {makers[suffix] for suffix in kinds}
-    if len(chosen) > 1:
-        raise ConfigError(f"{path!r} holds files of several formats ({', '.join(sorted(kinds))}); open them one by one")
-    kind = chosen.pop()
-    return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files)
+    kept = [file for file in kept if file not in unknown]
+    groups: dict[Any, list[Path]] = {}
+    for file in kept:
+        groups.setdefault(makers[split_suffix(file)[0]], []).append(file)
+    if len(groups) == 1:
+        return set(kept)
+    sizes = {kind: sum(file.stat().st_size for file in members) for kind, members in groups.items()}
+    total, structured = sum(sizes.values()), [kind for kind in groups if kind is not TextSource]
+    meant = [kind for kind in groups if sizes[kind] >= _MOST * total]
+    meant = meant or (structured if len(structured) == 1 else [])
+    forced = {makers[split_suffix(file)[0]] for file in kept if file in named}
+    if len(meant) != 1 or forced - set(meant):
+        formats = ", ".join(sorted({split_suffix(file)[0] for file in kept}))
+        raise ConfigError(
+            f"{path!r} holds files of several formats ({formats}); open them one by one: pass a glob such as "
+            f"'*{split_suffix(kept[0])[0]}', or give each format to MixedDataLoader as a source"
+        )
+    return set(groups[meant[0]])
+
+
+def _looks_like_data(file: Path, makers: Mapping[str, Any]) -> bool:
+    """True for an archive, and for a data file with another ending, such as `a.jsonl.part`."""
+    endings = [each.lower() for each in file.suffixes]
+    return bool(endings) and (endings[-1] in _ARCHIVES or any(each in makers for each in endings[:-1]))
+
+
+_ARCHIVES = frozenset({".zip", ".tar", ".tgz", ".7z", ".rar"})
 
 
 def _is_token_store(path: Path) -> bool:

@@ -45,12 +45,13 @@ class ParquetSource(FileSource):
         *,
         columns: Sequence[str] | None = None,
         verify: Literal["own", "pages", "none"] = "own",
+        allow_empty: bool = False,
     ) -> None:
         if verify not in ("own", "pages", "none"):
             raise ConfigError(f"verify must be 'own', 'pages' or 'none', got {verify!r}")
         self._columns, self._verify = check_columns(columns), verify
         self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
-        super().__init__(paths, columns=self._columns)
+        super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
 
     def _file_schema(self, path: Path) -> pa.Schema:
         self._checksums(path)
@@ -81,6 +82,8 @@ class ParquetSource(FileSource):
         _ = self.schema  # known before the first rows are delivered, since decode runs on other threads
         while self._file < len(self.files):
             path = self.files[self._file]
+            if self._passes_over(path):
+                continue
             origin = Origin(str(path), self._row)
             try:
                 reader = self._here(path)
@@ -98,7 +101,7 @@ class ParquetSource(FileSource):
                 self._finish(path)
                 continue
             self._row += batch.num_rows
-            return Block(origin, self._shaped(batch, path), batch.nbytes)
+            return Block(origin, self.shaped(batch, path), batch.nbytes)
         return None
 
     def decode(self, block: Block) -> Decoded:
@@ -111,7 +114,7 @@ class ParquetSource(FileSource):
             self._list.stamps.check(groups.path)
             return self._rescue(block, groups)
         self._list.stamps.check(groups.path)
-        return Decoded(self._shaped(batch, groups.path))
+        return Decoded(self.shaped(batch, groups.path))
 
     def offset_of(self, block: Block, row: int) -> int | None:
         """A row of Parquet is in many places of its file."""
@@ -144,7 +147,7 @@ class ParquetSource(FileSource):
             try:
                 reader.skip(row)
                 while row < first + group.rows and (batch := reader.next(first + group.rows - row)) is not None:
-                    good.append(self._shaped(batch, groups.path))
+                    good.append(self.shaped(batch, groups.path))
                     numbers += range(row - block.origin.row, row - block.origin.row + batch.num_rows)
                     row += batch.num_rows
             except _DAMAGED as error:
@@ -352,8 +355,16 @@ class ArrowSource(FileSource):
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
 
-    def __init__(self, paths: PathLike | Iterable[PathLike], *, verify: bool = True) -> None:
-        super().__init__(paths)
+    def __init__(
+        self,
+        paths: PathLike | Iterable[PathLike],
+        *,
+        columns: Sequence[str] | None = None,
+        verify: bool = True,
+        allow_empty: bool = False,
+    ) -> None:
+        self._columns = check_columns(columns)
+        super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
         self._verify = verify
         self._copied_bytes = _COPIED_BYTES
 
@@ -364,7 +375,7 @@ class ArrowSource(FileSource):
     def _file_schema(self, path: Path) -> pa.Schema:
         reader = _ArrowReader(path, verify=self._verify)
         reader.close()
-        return reader.schema
+        return project(reader.schema, self._list.partitions.stored(self._columns, reader.schema.names), str(path))
 
     def _file_rows(self, path: Path) -> int | None:
         reader = _ArrowReader(path, verify=self._verify)

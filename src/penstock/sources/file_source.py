@@ -299,8 +299,9 @@ class FileSource(Source):
     suffixes: ClassVar[tuple[str, ...]] = ()
     _columns: list[str] | None = None
 
-    def __init__(self, paths: PathLike | Iterable[PathLike], **shown: object) -> None:
+    def __init__(self, paths: PathLike | Iterable[PathLike], *, allow_empty: bool = False, **shown: object) -> None:
         self._list = FileList(paths, self.suffixes)
+        self._allow_empty = allow_empty
         self._shown = shown
         self._schema: pa.Schema | None = None
         self._file = 0
@@ -334,15 +335,16 @@ class FileSource(Source):
             self._schema = self._common_schema()
         return self._schema
 
-    def with_partitions(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        """Rows as one file has them, with the columns that its directories stand for."""
-        partitions = self._list.partitions
-        return partitions.filled(batch, path, partitions.completed(pa.schema(batch.schema), self._columns))
+    def shaped(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+        """Rows of one file with the columns and types of all files, and what its directories stand for."""
+        return _shaped(self._list.partitions.filled(batch, path, self.schema), self.schema, path)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         _ = self.schema
         while self._file < len(self.files):
             path = self.files[self._file]
+            if self._passes_over(path):
+                continue
             try:
                 opened = self._here(path)
                 self._list.stamps.check(path)  # before each piece: what is mapped must not have become shorter
@@ -353,7 +355,7 @@ class FileSource(Source):
             if batch is None:
                 self._finish(path)
             elif batch.num_rows:
-                shaped = self._shaped(batch, path)
+                shaped = self.shaped(batch, path)
                 self._origin = Origin(str(path), self._row)
                 self._row += batch.num_rows
                 return shaped
@@ -361,7 +363,7 @@ class FileSource(Source):
 
     def size_hint(self) -> int | None:
         try:
-            counts = [self._file_rows(path) for path in self.files]
+            counts = [0 if self._is_passed(path) else self._file_rows(path) for path in self.files]
         except _DAMAGED:
             return None  # reported in its place, when the rows are read
         return None if None in counts else sum(count for count in counts if count is not None)
@@ -404,6 +406,16 @@ class FileSource(Source):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
+    def _is_passed(self, path: Path) -> bool:
+        return self._allow_empty and not path.stat().st_size
+
+    def _passes_over(self, path: Path) -> bool:
+        """True after going on to the next file, because this one has no bytes and may have none."""
+        if self._opened is not None or not self._is_passed(path):
+            return False
+        self._advance()
+        return True
+
     def _here(self, path: Path) -> OpenedFile:
         if self._opened is None:
             self._list.stamps.note(path)
@@ -426,37 +438,82 @@ class FileSource(Source):
         self.close()
         self._file, self._row = self._file + 1, 0
 
-    def _common_schema(self) -> pa.Schema:
-        schema: pa.Schema | None = None
+    @cached_property
+    def _file_schemas(self) -> list[tuple[Path, pa.Schema]]:
+        """Schema of each file that can be read; damage is reported in its place, when the rows are read."""
+        found: list[tuple[Path, pa.Schema]] = []
         for path in self.files:
             try:
                 self._list.stamps.note(path)
-                here = self._file_schema(path).remove_metadata()
+                found.append((path, self._file_schema(path).remove_metadata()))
             except _DAMAGED as error:
+                if self._is_passed(path):
+                    continue
                 failure = self._damaged(error, path, 0)
                 if len(self.files) == 1 or not isinstance(failure, DataError):
                     raise failure from error
-                continue  # reported in its place, when its rows are read
-            try:
-                schema = here if schema is None else pa.unify_schemas([schema, here], promote_options="permissive")
-            except pa.ArrowException as error:
-                raise SchemaError(f"{path} does not match the files before it: {error}") from error
-        return self._list.partitions.completed(schema if schema is not None else pa.schema([]), self._columns)
+        return found
 
-    def _shaped(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
-        return _shaped(self._list.partitions.filled(batch, path, self.schema), self.schema, path)
+    @property
+    def names(self) -> list[str]:
+        """Columns that any of the files has, whatever their types, and those of the directories."""
+        inside = dict.fromkeys(name for _, schema in self._file_schemas for name in schema.names)
+        return [*inside, *(name for name in self._list.partitions.schema.names if name not in inside)]
+
+    def conflicts(self) -> list[str]:
+        """Columns whose types in several files do not go together."""
+        found: dict[str, None] = {}
+        known: dict[str, pa.Schema] = {}
+        for path, schema in self._file_schemas:
+            for field in schema:
+                alone = pa.schema([field])
+                try:
+                    known[field.name] = _unified(known.get(field.name), alone, path)
+                except SchemaError:
+                    found[field.name] = None
+        return list(found)
+
+    def _common_schema(self) -> pa.Schema:
+        schema: pa.Schema | None = None
+        for path, here in self._file_schemas:
+            schema = _unified(schema, here, path)
+        return self._list.partitions.completed(schema if schema is not None else pa.schema([]), self._columns)
 
     def _damaged(self, error: Exception, path: Path, row: int) -> Exception:
         if isinstance(error, OSError) and error.errno is not None:
             return error  # missing, permission denied: the system's own message is clear
         self._list.stamps.check(path)
         if not path.stat().st_size:
-            return DataError("the file is empty (0 bytes); remove it", file=str(path))
+            return DataError("the file is empty (0 bytes); remove it, or pass allow_empty=True", file=str(path))
         return DataError(f"the file is damaged or truncated: {error}", file=str(path), row=row)
 
     def __repr__(self) -> str:
         options = [f", {name}={value!r}" for name, value in self._shown.items() if value is not None]
         return f"{type(self).__name__}({self._list}{''.join(options)})"
+
+
+def _unified(schema: pa.Schema | None, here: pa.Schema, path: Path) -> pa.Schema:
+    """One schema for the files so far; categories and plain values of one type are plain values."""
+    if schema is None:
+        return here
+    for field in here:
+        index = schema.get_field_index(field.name)
+        before = schema.field(index).type if index >= 0 else field.type
+        if before != field.type and (pa.types.is_dictionary(before) or pa.types.is_dictionary(field.type)):
+            schema = schema.set(index, schema.field(index).with_type(_without_dictionary(before)))
+            at = here.get_field_index(field.name)
+            here = here.set(at, field.with_type(_without_dictionary(field.type)))
+    try:
+        return pa.unify_schemas([schema, here], promote_options="permissive")
+    except pa.ArrowException as error:
+        raise SchemaError(
+            f"{path} does not match the files before it: {error}; pass columns= with the columns that are needed, or "
+            "make the types agree"
+        ) from error
+
+
+def _without_dictionary(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:

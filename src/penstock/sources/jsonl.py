@@ -214,12 +214,23 @@ class JsonlSource(RecordSource):
         alone = type(self)(
             self.files, columns=self._columns, mixed="json" if self._mixed else "error", verbatim=self._verbatim
         )
+        alone._learn_from(block, None)
+        return alone.decode(block)
+
+    def learn_first(self) -> None:
+        """Take the types of the first few megabytes for all rows, of which nothing else is read; others do not fit."""
+        if not self.has_schema and (block := self._first_block()) is not None:
+            self._learn_from(block, self._columns)
+
+    def _learn_from(self, block: Block, columns: list[str] | None) -> None:
         kind = self._try_to_infer(block)[1]
         if kind is None:
-            kind = alone._scan_rows(block, pa.struct([]))
+            kind = self._scan_rows(block, pa.struct([]))
         merged = verbatim(merge(pa.struct([]), kind, "", mixed=self._mixed), self._verbatim)
-        alone._learn(self._list.partitions.completed(pa.schema(list(merged)), None))
-        return alone.decode(block)
+        schema = pa.schema(list(merged))
+        if columns is not None:
+            schema = project(schema, self._list.partitions.stored(columns, schema.names), str(self._list))
+        self._learn(self._list.partitions.completed(schema, columns))
 
     # -- the schema --------------------------------------------------------------------------------------------------
 

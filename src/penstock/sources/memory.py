@@ -270,6 +270,11 @@ class IteratorSource(Source):
             self._pending = self._make(_LEARN_ROWS, self.max_wait_seconds)
         return pa.schema([]) if self._schema is None else self._schema
 
+    def first_rows(self) -> pa.RecordBatch | None:
+        """The rows that the columns were learned from, which are delivered in their place too."""
+        self.learned_schema()
+        return self._pending
+
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         batch = self._pending if self._pending is not None else self._make(max_rows, self.max_wait_seconds)
         if batch is None:

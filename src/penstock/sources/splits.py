@@ -142,6 +142,8 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
             for number, counted in zip(numbers, found)
             for part in _joined(number, counted, files[number][1], target_bytes)
         ]
+    if isinstance(source, FileSource):
+        return [InputSplit(number, 0, None, files[number][1]) for number in numbers]
     return [part for number in numbers for part in _byte_ranges(source, number, files[number][1], target_bytes)]
 
 
@@ -374,7 +376,7 @@ class _RowReader:
     def decode(self, cut: RecordRun) -> SplitRows:
         batch = cut.data
         if isinstance(self._source, FileSource):
-            batch = self._source.with_partitions(batch, self._source.files[self._split.file])
+            batch = self._source.shaped(batch, self._source.files[self._split.file])
         return SplitRows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
 
     def skip_bad(self) -> str:

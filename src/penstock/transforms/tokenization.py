@@ -130,7 +130,8 @@ class Tokenize(CountingTransform):
             row = int(flags(texts.is_null()).argmax())
             raise DataError(
                 f"column {self.column!r}, row {row} of the batch is null, expected text; "
-                f"put DropNulls({self.column!r}) or FillNulls before",
+                f"put DropNulls({self.column!r}) or FillNulls before (transforms= of a loader, --transform), or leave "
+                "such rows out with on_error='skip'",
                 row=row,
             )
         kept = batch.select(self._kept(batch))

@@ -47,13 +47,14 @@ def test_the_defaults_are_those_people_know() -> None:
 
 STUB = '''"""Keywords of `Options` for type checkers. Generated: see tests/unit/batching/test_options.py."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
-from penstock.batching.options import Output, Padding, Shard
+from penstock.batching.options import Output, Padding, RawRows, Shard
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.pipeline.config import OnError
 from penstock.store.shards import Verify
 
 class LoaderOptions(TypedDict, total=False):

@@ -191,7 +191,24 @@ def test_documents_are_no_conversations(tmp_path: Path) -> None:
         ConversationDataLoader(tmp_path / "text.jsonl", TOKENIZER, backend="numpy", cache_dir=tmp_path / "cache")
 
 
-@pytest.mark.parametrize(("option", "remedy"), [("template", "chat_template="), ("columns", "chat="), ("tools", "")])
-def test_an_option_of_the_chat_format_says_where_it_belongs(option: str, remedy: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{option}.*{remedy}"):
-        ConversationDataLoader(tmp_path, "tokenizer", **{option: "x"})  # type: ignore[arg-type]
+def test_options_of_the_chat_format_are_keywords_too(home: Path, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"backend": "numpy", "cache_dir": tmp_path / "cache", "shuffle": False}
+    with ConversationDataLoader(home / "sft.jsonl", TOKENIZER, template="chatml", train_on="last", **options) as found:
+        got = [row.tolist() for batch in found for row in batch.labels]
+    more = {"chat_template": "chatml", "chat": {"train_on": "last"}}
+    with ConversationDataLoader(home / "sft.jsonl", TOKENIZER, **more, **options) as wanted:
+        assert got == [row.tolist() for batch in wanted for row in batch.labels]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": "x"}, "unknown option 'tools'"),
+        ({"template": "chatml", "chat_template": "qwen"}, "template and chat_template"),
+        ({"train_on": "last", "chat": {"train_on": "all"}}, "train_on is given twice"),
+        ({"columns": {"user": "a"}, "chat": {"columns": {"user": "b"}}}, "columns and chat"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ConversationDataLoader(tmp_path, TOKENIZER, **options)

@@ -153,11 +153,12 @@ def test_filters_and_deduplication_are_part_of_what_is_prepared(tmp_path: Path) 
 
 
 def test_what_is_done_to_raw_files_is_not_left_undone_in_silence_for_a_store(tmp_path: Path, store: Path) -> None:
-    for more in ({"dedup": ["exact"]}, {"filters": ["gopher"]}):
+    given: list[dict[str, Any]] = [{"dedup": ["exact"]}, {"filters": ["gopher"]}, {"transforms": ["drop_nulls"]}]
+    for more in [*given, {"columns": ["text"]}, {"add_bos": True}]:
         (name,) = more
         with pytest.raises(ConfigError, match=rf"{name}.*{name}"):
             raw(tmp_path, store, **more)
-        with pytest.raises(ConfigError, match=r"filters.*\bdedup\b"):
+        with pytest.raises(ConfigError, match=rf"{name}.*tokenizer="):
             make(store, **more)
 
 

@@ -205,6 +205,8 @@ def test_outputs_without_rewards_are_refused_with_the_function_that_adds_them() 
         RolloutDataLoader([request()], backend="numpy")
     with pytest.raises(ConfigError, match="2 rollouts"):
         rollouts_from_vllm([request(), request()], rewards=[1.0])
+    with pytest.raises(ConfigError, match="list of numbers"):
+        rollouts_from_vllm([request()], rewards={"4": 1.0})
 
 
 def test_samples_of_one_request_are_a_group_and_requests_of_one_sample_are_grouped_by_prompt() -> None:
@@ -330,7 +332,13 @@ def test_what_would_train_on_other_tokens_is_refused_with_its_row(kind: str) -> 
         read_rollouts(make(), missing_rewards="zero")
 
 
-@pytest.mark.parametrize("make", [generated, chat], ids=["sglang", "chat"])
+def plain_request() -> dict[str, Any]:
+    """vLLM's output as JSON has it: ids are keys of the log-probs, so text."""
+    logprobs = [{str(token): {"logprob": -0.5, "rank": 1, "decoded_token": "x"}} for token in (7, STOP)]
+    return vars(request(outputs=[vars(sample(logprobs=logprobs))], prompt_logprobs=None))
+
+
+@pytest.mark.parametrize("make", [generated, chat, plain_request], ids=["sglang", "chat", "vllm"])
 def test_a_file_of_outputs_is_read_as_the_outputs_are(make: Callable[[], Any], tmp_path: Path) -> None:
     rows = [make(), make()]
     (tmp_path / "outputs.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -458,6 +466,8 @@ def test_transcripts_train_on_the_assistants_turns_and_group_the_trials_of_a_tas
         ids = (table.prompt_ids[0].tolist(), table.response_ids[0].tolist(), mask.tolist())
         assert expected is None or ids == expected
         expected = ids
+    (batch,) = RolloutDataLoader(tmp_path / "results.json", TOKENIZER, template="qwen", batch_size=2, backend="numpy")
+    assert sorted(batch.rewards.tolist()) == [0.0, 1.0]
 
 
 def test_tools_are_part_of_a_transcripts_prompt() -> None:

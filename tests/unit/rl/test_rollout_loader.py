@@ -650,6 +650,8 @@ def test_a_group_of_one_is_treated_as_the_preset_has_it() -> None:
         ({"compute_advantages": "yes"}, "compute_advantages"),
         ({"max_tokens": 100}, "micro_batch_tokens="),
         ({"group_size": 4}, "group_size"),
+        ({"on_error": "skip"}, "missing_rewards="),
+        ({"estimater": "grpo"}, "did you mean 'estimator'.*preset"),
         ({"max_pending_appends": 4}, "max_pending_appends"),
         ({"padding": "left"}, r"padding.*'sides'"),
         ({"estimator": AdvantageSpec(aggregation="dr-grpo")}, "max_length="),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from penstock.batching.backends import get_backend
@@ -21,6 +22,18 @@ _ONE_BY_ONE = (
     "a stream has no random access; prepare the data (streaming=False) to get batches by number, or to use worker "
     "processes of torch"
 )
+
+
+def _with_policy(streaming: StreamOptions, options: Options) -> StreamOptions:
+    """Options of the stream with the policy for bad rows that the loader was given."""
+    if options.on_error == "raise":
+        return streaming
+    if streaming.on_error not in ("raise", options.on_error):
+        raise ConfigError(
+            f"on_error={options.on_error!r} and StreamOptions(on_error={streaming.on_error!r}) contradict each other; "
+            "pass one of them"
+        )
+    return replace(streaming, on_error=options.on_error, quarantine=options.quarantine or streaming.quarantine)
 
 
 class StreamEngine:
@@ -65,7 +78,7 @@ class StreamEngine:
             seed=options.seed,
             shuffle=options.shuffle,
             max_tokens=options.max_tokens,
-            options=streaming if isinstance(streaming, StreamOptions) else None,
+            options=_with_policy(streaming if isinstance(streaming, StreamOptions) else StreamOptions(), options),
             budget=options.memory,
         )
 

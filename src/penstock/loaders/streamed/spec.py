@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from penstock._suggest import named_options
 from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
 from penstock.distributed.ranks import Rank
@@ -21,6 +22,7 @@ from penstock.memory.budget import parse_bytes
 from penstock.pipeline.stages import Fitting
 
 
+@named_options
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions:
     """Options of `streaming=True`. Only `streams` and the window sizes change the batches."""

@@ -146,6 +146,8 @@ def _completed(rollouts: list[Rollout], rewards: Rewards | None, policy_version:
         rollouts = [replace(each, policy_version=policy_version) for each in rollouts]
     if rewards is None:
         return rollouts
+    if isinstance(rewards, Mapping | str):
+        raise ConfigError(f"rewards must be a list of numbers, one for each rollout, got {rewards!r:.60}")
     flat: list[Any] = []
     for entry in rewards.tolist() if hasattr(rewards, "tolist") else rewards:
         flat.extend(entry if isinstance(entry, list | tuple) else [entry])

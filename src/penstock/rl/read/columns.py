@@ -438,7 +438,7 @@ class GivenColumns:
 def read_columns(data: Any, first_row: int = 0, *, engines: bool = True) -> GivenColumns:
     """Columns of data in any form that `read_rollouts` takes; outputs of engines as they are without `engines`."""
     rows = RowNames(first_row=first_row)
-    data = list(data) if isinstance(data, Iterator) else data
+    data = list(data) if isinstance(data, Iterator) and not hasattr(data, "__arrow_c_stream__") else data
     if engines and (outputs := engine_rollouts(data)) is not None:
         return _from_rows(outputs, rows)
     given = _read_columns(data, rows)

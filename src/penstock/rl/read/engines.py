@@ -62,7 +62,7 @@ def vllm_rollouts(outputs: Iterable[Any]) -> list[Rollout]:
         at = _Place(number, f"request {_get(item, 'request_id')!r}")
         samples = _get(item, "outputs")
         if not _is_vllm(item):
-            raise at.error(f"expected a RequestOutput like the first, got {item!r:.60}")
+            raise at.error(f"expected a RequestOutput of vLLM, got {item!r:.60}")
         if _get(item, "finished") is False:
             raise at.error("it is not finished; give the last output of its stream")
         if not samples:
@@ -74,7 +74,7 @@ def vllm_rollouts(outputs: Iterable[Any]) -> list[Rollout]:
             _check_stop(ids, _get(sample, "stop_reason"), of)
             logprobs = _get(sample, "logprobs")
             if logprobs is not None:
-                logprobs = _of_chosen(ids, logprobs, len(prompt or ()), of)
+                logprobs = _of_chosen(ids, logprobs, 0 if prompt is None else len(prompt), of)
                 _check_sum(logprobs, _get(sample, "cumulative_logprob"), of)
             found.append(
                 Rollout(
@@ -102,7 +102,7 @@ def sglang_rollouts(outputs: Iterable[Any], prompts: Sequence[Prompt] | None = N
         facts = _get(item, "meta_info") or {}
         at = _Place(number, f"output {facts.get('id')!r}")
         if not _is_sglang(item):
-            raise at.error(f"expected a dict with meta_info like the first, got {item!r:.60}")
+            raise at.error(f"expected a dict of SGLang with meta_info, got {item!r:.60}")
         entries = facts.get("output_token_logprobs")
         listed = item.get("output_ids")
         ids = _ids([int(entry[1]) for entry in entries] if entries is not None else listed, at, "output_ids")
@@ -149,7 +149,7 @@ def openai_rollouts(
     for number, item in enumerate(items):
         at = _Place(number, f"response {_get(item, 'id')!r}")
         if not _is_openai(item):
-            raise at.error(f"expected a response with choices like the first, got {item!r:.60}")
+            raise at.error(f"expected a response with choices, got {item!r:.60}")
         seen: dict[bytes, int] = {}
         for choice in sorted(_get(item, "choices"), key=lambda each: _get(each, "index") or 0):
             of = at.sample(_get(choice, "index"))

@@ -22,6 +22,7 @@ import reprlib
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -77,6 +78,7 @@ def read_rollouts(
     all_masked: Literal["error", "drop", "keep"] = "error",
     group_prompts: Literal["equal", "any"] = "equal",
     text: TextRule = TextRule(),  # noqa: B008 - a frozen value
+    template: str | Path | None = None,
     counts: MutableMapping[str, int] | None = None,
     first_row: int = 0,
 ) -> RolloutTable:
@@ -95,7 +97,8 @@ def read_rollouts(
       are "drop"ped, or are "keep"t. Errors are the default because a producer that loses rewards or tokens is broken,
       and training without them looks normal.
     - `group_prompts`: different prompts in one group are an error, unless "any" is passed.
-    - `text`: tokenization of rows without ids, with `tokenizer`; `tokenized` marks these rows. With a tokenizer, ids
+    - `text`: tokenization of rows without ids, with `tokenizer`; `tokenized` marks these rows. `template` is short for
+      `text=TextRule(chat_template=...)`. With a tokenizer, ids
       outside of its vocabulary are an error.
     - `counts` is updated with the rows dropped and values set, by reason. Without it they are logged.
     - `first_row`: number of the first row, if earlier rows were read by another call. Rollouts without a group or an id
@@ -109,6 +112,8 @@ def read_rollouts(
     if isinstance(data, RolloutTable):
         _check_table(data, rules)
         return data
+    if template is not None:
+        text = replace(text, chat_template=template)
     given = read_columns(data, first_row, engines=columns is None)
     if not given.num_rows:
         raise DataError("there are no rollouts: the data has no rows")
