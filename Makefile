@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: demo test quick lint format bench fuzz clean
+.PHONY: demo test quick chaos lint format bench fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,10 @@ test: $(VENV)/.dev $(VENV)/.corpus
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' tests/contract tests/doors tests/unit/test_*.py \
 	  tests/unit/arrays tests/unit/order tests/unit/batching
+
+# kill -9 on everything, with counts: `make chaos SUBJECT=queue KILLS=100`; engine, store, queue, loaders or rollouts.
+chaos: $(VENV)/.dev
+	$(BIN)/python tests/e2e/chaos.py --subject $(or $(SUBJECT),all) --kills $(or $(KILLS),1000)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

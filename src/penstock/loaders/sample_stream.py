@@ -27,6 +27,7 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.prefetch import ReadAhead, WorkAhead
 from penstock.pipeline.stages import Source
+from penstock.pipeline.stop_event import StopEvent
 from penstock.sources.by_suffix import open_source
 from penstock.sources.memory import MemorySource
 from penstock.types import to_rows
@@ -58,7 +59,7 @@ class Signals:
     """Events between a loop and the thread that reads ahead of it. They refer to neither, so a run can be collected."""
 
     def __init__(self) -> None:
-        self.stop, self.ended = threading.Event(), threading.Event()
+        self.stop, self.ended = StopEvent(), StopEvent()
         self.failed = False
         self.chunks = threading.Semaphore(0)
         """Released for each chunk, and once at the end."""

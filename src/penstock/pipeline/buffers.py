@@ -78,7 +78,8 @@ class Buffers:
         self._in_order = in_order
         self._idle = idle
         """Called now and then by a thread that waits: what others free of its memory, only it can give back."""
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection inside of it may end the loop that nobody uses any more.
+        self._lock = threading.RLock()
         self._room_to_read = threading.Condition(self._lock)
         self._work_there = threading.Condition(self._lock)
         self._parked = threading.Condition(self._lock)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 
 from penstock.memory.budget import MemoryBudget
@@ -21,6 +20,7 @@ from penstock.pipeline.stages import (
     Stateful,
     Transform,
 )
+from penstock.pipeline.stop_event import StopEvent
 from penstock.pipeline.tuner import RunTotals, Tuner
 from penstock.pipeline.watchdog import Watchdog, watchdog
 
@@ -45,7 +45,7 @@ class Context:
         self.acknowledged = source if isinstance(source, Acknowledged) else None
         self.holds_rows = any(isinstance(transform, Finishing) for transform in transforms)
         """True if a transform may hold rows that were read before the position of the run and are not delivered."""
-        self.stop = threading.Event()
+        self.stop = StopEvent()
         self.tuner = Tuner(config, lambda: budget.limit)
         self.resident = ResidentWatch(budget)
         self.reading = StageMetrics(stage_name(source), "source")

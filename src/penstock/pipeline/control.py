@@ -14,6 +14,7 @@ from penstock.memory.pressure import MemoryPressureHandler
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import on_batch
 from penstock.pipeline.stages import Live
+from penstock.pipeline.stop_event import StopEvent
 from penstock.pipeline.workers import Workers
 
 _TICK = 0.05
@@ -96,7 +97,7 @@ class PeriodicThread:
 
     def __init__(self, seconds: float, work: Callable[[], object], *, name: str = "penstock-ticker") -> None:
         self.seconds, self.work, self.name = seconds, work, name
-        self._stopping = threading.Event()
+        self._stopping = StopEvent()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:

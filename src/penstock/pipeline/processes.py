@@ -121,7 +121,7 @@ class ProcessChain(Chain):
         self._child: subprocess.Popen[bytes] | None = None
         self._there: SharedBytes | None = SharedBytes() if _CAN_SHARE else None
         self._back: SharedBytes | None = SharedBytes() if _CAN_SHARE else None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection inside of it may close this
         self._closed = False
 
     def run(self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None) -> Ran:
@@ -214,6 +214,9 @@ class ProcessChain(Chain):
             for _ in range(_MAX_DEATHS):
                 if self._child is None:
                     self._child = self._greeted()
+            if self._closed:  # meanwhile
+                self.close()
+                raise RemoteError("the worker process was stopped")
             if self._child is None:
                 raise BrokenStageError(f"{_MAX_DEATHS} worker processes died before they had loaded the functions")
             return self._child

@@ -24,6 +24,7 @@ from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Block, Live, Origin, Publishing, Rejected, Sink, State
+from penstock.pipeline.stop_event import StopEvent
 from penstock.pipeline.workers import Workers
 
 
@@ -180,7 +181,7 @@ class Runner:
     def close(self) -> None:
         """Stop every thread and wait for them. Idempotent; a hung stage is abandoned, and named in the log."""
         if os.getpid() != self.process:  # a fork has none of the threads, and maybe the locks that they held
-            self.context.stop = threading.Event()
+            self.context.stop = StopEvent()
             self.context.stop.set()
             return
         self.halt()
