@@ -59,3 +59,40 @@ def test_resident_memory_stays_within_base_and_budget_with_a_slow_sink(tmp_path:
     seen = json.loads(done.stdout)
     assert seen["rows"] == 70_000
     assert seen["grown"] < budget, seen
+
+
+MANY = """
+import sys
+from pathlib import Path
+from penstock import Pipeline
+from penstock.sinks import JsonlSink
+from penstock.sources import JsonlSource
+from penstock.transforms import FlatMap
+
+def status(field):
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field))
+
+def many(row):
+    return ({"id": row["id"], "k": k} for k in range(400))
+
+def run(path):
+    Pipeline(JsonlSource(path), [FlatMap(many)], JsonlSink(path + ".out"), budget="16 MiB").run()
+
+run(sys.argv[1])
+base = status("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")
+run(sys.argv[2])
+print((status("VmHWM:") - base) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_resident_memory_stays_near_the_budget_where_a_row_becomes_many(tmp_path: Path) -> None:
+    (tmp_path / "tiny.jsonl").write_text('{"id": 1}\n' * 5)
+    (tmp_path / "large.jsonl").write_text('{"id": 1}\n' * 400)
+    (tmp_path / "job.py").write_text(MANY)
+    command = [sys.executable, *(str(tmp_path / name) for name in ("job.py", "tiny.jsonl", "large.jsonl"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    # Without parts it was over half a gigabyte.
+    assert int(done.stdout) < 120 << 20

@@ -51,6 +51,8 @@ _GATHER_SECONDS = 0.05
 _READY_CHUNKS = 2
 """Chunks that wait for the loop, besides the one that it has. With one only, nothing more would be fetched before the
 loop starts: the first chunk, by which the others are measured, is fetched alone."""
+_CHUNKS_IN_BUFFER = 8
+"""Chunks of rows of a file or table that a buffer holds at least."""
 _ROWS_AT_ONCE = 32
 """Rows converted at a time: Python objects take several times the memory of Arrow."""
 
@@ -339,8 +341,14 @@ class PipelineFeed:
     """Rows of a source, read by a `Pipeline`."""
 
     def __init__(self, source: Source, config: StreamingConfig, budget: MemoryBudget) -> None:
+        # The loop has a chunk, others wait for it, and as many rows may be on their way.
+        rows = min(config.chunk_size, max(1, config.buffer_size // _CHUNKS_IN_BUFFER))
         settings = PipelineConfig(
-            workers=config.num_workers, on_error=config.on_error, stall_seconds=config.stall_seconds
+            workers=config.num_workers,
+            batch_rows=rows,
+            rows_ahead=max(rows, config.buffer_size - rows * (1 + _READY_CHUNKS)),
+            on_error=config.on_error,
+            stall_seconds=config.stall_seconds,
         )
         self._pipeline = Pipeline(source, config=settings, budget=budget)
         self._first: Any = _UNKNOWN
@@ -380,7 +388,8 @@ class PipelineFeed:
         return str(self._pipeline.snapshot().get("bottleneck", "nothing has been read yet"))
 
     def stats(self, delivered: int) -> dict[str, Any]:
-        return {"in_flight": None, "skipped": {}, "pipeline": self._pipeline.snapshot()}
+        snapshot = self._pipeline.snapshot()
+        return {"in_flight": snapshot.get("rows_in", 0) - delivered, "skipped": {}, "pipeline": snapshot}
 
     def state(self, position: Position) -> dict[str, Any]:
         return {"pipeline": position[0], "skip": position[1]}

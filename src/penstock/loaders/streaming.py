@@ -33,8 +33,8 @@ class StreamingConfig:
     """Buffering, threads and rate of a stream. No option changes the samples or their order."""
 
     buffer_size: int = 1024
-    """Most samples in flight, including those being fetched (three at least). Rows of files and tables are limited by
-    the budget alone."""
+    """Most samples in flight, including those being fetched (three at least, and of files and tables eight). Files are
+    read in parts, of which the last may be more."""
     chunk_size: int = 256
     """Most samples that travel together. Chunks are smaller if samples are large, if an iterable makes them slowly, or
     if the buffer could not hold one for each worker and two for the loop."""

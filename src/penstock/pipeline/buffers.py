@@ -56,12 +56,42 @@ class Parcel:
     """Size of the quarantine when this parcel became due, its own bad rows included."""
     file_bytes: int | None = None
     """Bytes of the input files before the next parcel, if the source is `Measured`."""
+    rows_ahead: int = 0
+    """Rows that count as read and not delivered."""
+    is_part: bool = False
+    """True if more rows of the same parcel follow, in another one."""
     taken: int = 0
     """Number of those rows that have reached the consumer, in this run or an earlier one."""
 
     @property
     def nbytes(self) -> int:
         return self.reservation.nbytes
+
+
+class RowsAhead:
+    """Rows between the source and the consumer, and the limit that reading waits for, if there is one."""
+
+    def __init__(self, most: int | None) -> None:
+        self.most = most
+        self._rows = 0
+        self._fewer = threading.Condition()
+
+    def count(self, parcel: Parcel, rows: int) -> None:
+        """The parcel has so many rows now: as it was read, after the transforms, or none once it is delivered."""
+        if self.most is None:
+            return
+        with self._fewer:
+            self._rows += rows - parcel.rows_ahead
+            parcel.rows_ahead = rows
+            self._fewer.notify_all()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        """True if there is room for more rows."""
+        if self.most is None:
+            return True
+        most = self.most
+        with self._fewer:
+            return self._fewer.wait_for(lambda: self._rows < most, timeout_seconds)
 
 
 class Buffers:
@@ -155,6 +185,23 @@ class Buffers:
             self._bytes["settled"] += parcel.nbytes
         return waited + self._advance()
 
+    def settle_part(self, parcel: Parcel) -> float:
+        """Rows of a parcel of which more follow: passed on once all parcels before it are; returns the seconds waited.
+
+        The last part is settled as any parcel.
+        """
+        with self._lock:
+            waited = self._wait(self._room_to_settle, lambda: parcel.number == self._next and not self._baton)
+            if self._cancelled:
+                parcel.reservation.release()
+                return waited
+            self._baton = True
+        try:
+            return waited + self._put_ready(parcel)
+        finally:
+            with self._lock:
+                self._baton = False
+
     # -- 4: the sink thread --------------------------------------------------------------------------------------
 
     def take_ready(self, deadline: float | None = None) -> tuple[list[Parcel] | None, float]:
@@ -231,6 +278,7 @@ class Buffers:
                         if closing is None:
                             # Released inside the lock, or a parcel settled in between would wait forever.
                             self._baton = False
+                            self._room_to_settle.notify_all()
                             return waited
                     else:
                         self._bytes["settled"] -= parcel.nbytes

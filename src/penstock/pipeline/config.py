@@ -32,6 +32,9 @@ class PipelineConfig:
     """Longest wait of a row for the others of its batch. A live source (`IteratorSource`) then hands over the rows it
     has, and a batch of `batch_rows` leaves with fewer rows. None: the source decides (a second), and batches of
     `batch_rows` are full."""
+    rows_ahead: int | None = None
+    """Most rows between the source and the consumer, besides the batch that the consumer has; None: the budget alone
+    limits them. Of files that are read in larger parts, one part may be more."""
     on_error: OnError = "raise"
     """A bad row stops the run, is dropped and counted, or is dropped, counted and written to the quarantine file."""
     quarantine: str | Path | None = None
@@ -58,6 +61,13 @@ class PipelineConfig:
         if self.batch_rows != "auto" and not _positive(self.batch_rows):
             raise ConfigError(f"batch_rows must be a positive number or 'auto', got {self.batch_rows!r}")
         check_max_wait(self.max_wait_seconds)
+        if self.rows_ahead is not None:
+            if not _positive(self.rows_ahead):
+                raise ConfigError(f"rows_ahead must be a positive number or None, got {self.rows_ahead!r}")
+            if isinstance(self.batch_rows, int) and self.rows_ahead < self.batch_rows:
+                raise ConfigError(
+                    f"rows_ahead={self.rows_ahead} is less than the batch_rows={self.batch_rows} of one batch; raise it"
+                )
         if self.on_error not in ("raise", "skip", "quarantine"):
             raise ConfigError(f"on_error must be 'raise', 'skip' or 'quarantine', got {self.on_error!r}")
         if self.max_failures is not None and self.max_failures < 0:

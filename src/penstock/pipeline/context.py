@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from penstock.memory.budget import MemoryBudget
 from penstock.memory.pressure import ResidentWatch
+from penstock.pipeline.buffers import RowsAhead
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.metrics import StageMetrics, bottleneck
@@ -46,6 +47,7 @@ class Context:
         self.holds_rows = any(isinstance(transform, Finishing) for transform in transforms)
         """True if a transform may hold rows that were read before the position of the run and are not delivered."""
         self.stop = StopEvent()
+        self.rows_ahead = RowsAhead(config.rows_ahead)
         self.tuner = Tuner(config, lambda: budget.limit)
         self.resident = ResidentWatch(budget)
         self.reading = StageMetrics(stage_name(source), "source")

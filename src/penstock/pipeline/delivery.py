@@ -43,7 +43,7 @@ class Delivery:
         self, context: Context, buffers: Buffers, start: DeliveryPosition, bad_rows: BadRows, check: Callable[[], None]
     ) -> None:
         self._budget, self._sinking = context.budget, context.sinking
-        self._buffers, self._check = buffers, check
+        self._buffers, self._check, self._rows_ahead = buffers, check, context.rows_ahead
         self._process = os.getpid()
         self._acknowledged, self._holds_rows = context.acknowledged, context.holds_rows
         self._unpublished: deque[tuple[int, State]] = deque()
@@ -54,6 +54,8 @@ class Delivery:
         """Time at which the rows that wait for a full batch leave without it."""
         self.position, self.bad_rows = start, bad_rows
         self._skip = start.skip_rows
+        self._parts_rows = 0
+        """Rows of the parts of the current parcel that were delivered."""
         self.rows_read = self.rows_out = 0
         self.file_bytes: int | None = None
         """Bytes of the input files before the next parcel."""
@@ -103,9 +105,14 @@ class Delivery:
         before that, a resume makes the parcel again and skips what was taken of it."""
         parcel.taken += rows
         self.rows_out += rows
-        if parcel.taken < parcel.rows_made:
-            self.position = replace(self.position, skip_rows=parcel.taken)
+        self._rows_ahead.count(parcel, parcel.rows_made - parcel.taken)
+        if parcel.is_part or parcel.taken < parcel.rows_made:
+            self.position = replace(self.position, skip_rows=self._parts_rows + parcel.taken)
+            if parcel.taken == parcel.rows_made:
+                self._parts_rows += parcel.taken
+                parcel.reservation.release()
             return
+        self._parts_rows = 0
         self.position = DeliveryPosition(
             parcel.source_state, parcel.transform_states or {}, self._skip, parcel.bad_rows
         )

@@ -74,6 +74,8 @@ class SourceThread:
         time limit here: the stages that hold parcels have their own."""
         context, since = self._context, time.monotonic()
         try:
+            while not context.stop.is_set() and not context.rows_ahead.wait(0.1):
+                context.resident.give_back()
             while not context.stop.is_set():
                 with contextlib.suppress(StalledError):
                     return context.budget.reserve(nbytes, "pipeline", timeout_seconds=0.1, by=context)
@@ -94,18 +96,22 @@ class SourceThread:
             origin = context.located.origin() if context.located is not None else None
         if payload is None:
             return None
-        rows = 0
+        rows = records = 0
         if isinstance(payload, pa.RecordBatch):
-            rows = payload.num_rows
-        elif not isinstance(payload, Block):
+            rows = records = payload.num_rows
+        elif isinstance(payload, Block):
+            records = payload.meta.get("records") or 0
+        else:
             raise StageError(
                 f"next_batch returned {type(payload).__name__}, expected a pyarrow.RecordBatch or None",
                 stage=context.reading.name,
             )
         size = payload.nbytes
-        context.tuner.saw_read(rows, size)
-        parcel = Parcel(number, payload, origin, context.source_state(), reservation, time.monotonic(), rows, size)
+        context.tuner.saw_read(records, size)
+        state = context.source_state()
+        parcel = Parcel(number, payload, origin, state, reservation, time.monotonic(), rows_in=rows, size=size)
         parcel.file_bytes = context.measured.file_bytes_read() if context.measured is not None else None
+        context.rows_ahead.count(parcel, records)
         return parcel
 
     def _unreadable(self, number: int, reservation: Reservation, error: Exception) -> Parcel:

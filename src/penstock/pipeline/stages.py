@@ -47,6 +47,13 @@ class Transform(Protocol):
         return
 
 
+@runtime_checkable
+class Expanding(Protocol):
+    """A transform that may make many rows of one: the engine gives it few rows at a time."""
+
+    expands: bool
+
+
 DataProcessor = Transform
 """The LLM data module's name for a transform: one class, two names."""
 

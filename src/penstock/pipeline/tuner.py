@@ -18,6 +18,7 @@ from penstock.pipeline.config import PipelineConfig
 
 _FIRST_ROWS = 256
 _MOST_ROWS = 1 << 17
+_NARROW_ROW = 64  # bytes of a row before any was seen, where the number of rows is limited
 _FEWEST_BYTES, _USUAL_BYTES, _MOST_BYTES = 32 << 10, 1 << 20, 8 << 20
 _QUICK, _SLOW = 0.1, 0.25  # CPU seconds of a batch in its busiest stage: between these its size is left alone
 _PATIENCE = 5.0  # seconds of any kind that a batch may take: stages that wait for a service get smaller ones
@@ -96,7 +97,10 @@ class Tuner:
     @property
     def batch_bytes(self) -> int:
         """Raw bytes to read at a time."""
-        return self._clamp(self._bytes)
+        nbytes = self._clamp(self._bytes)
+        if self._config.rows_ahead is None:
+            return nbytes
+        return max(1, min(nbytes, int(self._rows_at_once * (self._row_bytes or _NARROW_ROW))))
 
     @property
     def batch_rows(self) -> int:
@@ -104,8 +108,14 @@ class Tuner:
         if isinstance(self._config.batch_rows, int):
             return self._config.batch_rows
         if not self._row_bytes:
-            return _FIRST_ROWS
-        return max(1, min(_MOST_ROWS, int(self.batch_bytes / self._row_bytes)))
+            return min(_FIRST_ROWS, self._rows_at_once)
+        return max(1, min(_MOST_ROWS, self._rows_at_once, int(self.batch_bytes / self._row_bytes)))
+
+    @property
+    def _rows_at_once(self) -> int:
+        """A quarter of the rows that may be ahead, so that they are read while others wait."""
+        most = self._config.rows_ahead
+        return _MOST_ROWS if most is None else max(1, most // 4)
 
     def to_reserve(self, nbytes: int) -> int:
         """Memory that a batch of `nbytes` takes in all: itself, its decoded form, its transformed form."""

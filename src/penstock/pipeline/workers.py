@@ -13,7 +13,10 @@ from penstock.pipeline.chain import BrokenStageError, Chain, Failure, Inferring,
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import ProcessChain, RemoteError
-from penstock.pipeline.stages import Block, Decoded, Finishing, Rejected, State, Stateful
+from penstock.pipeline.stages import Block, Decoded, Expanding, Finishing, Rejected, State, Stateful
+
+_FIRST_PART, _PART = 256, 32
+"""Rows to begin with, and the share of the budget for what is made of a part."""
 
 
 class Workers:
@@ -34,6 +37,10 @@ class Workers:
         self.buffers = Buffers(
             lambda: context.budget.limit, context.config.worker_limit, self._in_order, context.resident.give_back
         )
+        # Parts are delivered before it is known what the transforms that need order will hold after the last of them.
+        self._expands = not self._serial.transforms and any(isinstance(t, Expanding) and t.expands for t in transforms)
+        self._made_bytes = 0.0
+        """Most bytes made of a row, if it may become many."""
         self.settled = False
         """Set once every schema is known, so that all workers may start."""
         self.set_active()
@@ -53,6 +60,7 @@ class Workers:
                     parcel.reservation.release()
                     raise
             parcel.payload = None
+            self._count_rows(parcel)
             if parcel.batch is not None:
                 parcel.reservation.resize(parcel.size)
             self._context.resident.give_back()
@@ -123,11 +131,40 @@ class Workers:
         raw = parcel.size
         decoded = self._decode(parcel)
         size = parcel.size  # of the decoded batch
-        ran = self._run(parcel, chain, decoded, size)
-        _fill(parcel, ran)
-        self._context.tuner.saw_need(raw, max(raw + size, ran.widest))
+        widest = 0
+        for rows in self._parts(decoded):
+            if parcel.batch is not None:
+                self._pass_on(parcel)
+            ran = self._run(parcel, chain, rows, size if rows is decoded else rows.batch.nbytes)
+            widest = max(widest, ran.widest)
+            _fill(parcel, ran)
+            self._made_bytes = max(self._made_bytes, ran.nbytes / max(1, rows.batch.num_rows))
+        self._context.tuner.saw_need(raw, max(raw + size, widest))
         if not self.settled and not self._learning():
             self.set_active()
+
+    def _parts(self, decoded: Decoded) -> Iterator[Decoded]:
+        """The rows for one run of the transforms: all, or so few that what is made of them takes little memory."""
+        batch, start = decoded.batch, 0
+        if not self._expands or not batch.num_rows:
+            yield decoded
+            return
+        while start < batch.num_rows:
+            # A schema is learned from the first rows.
+            most = self._context.budget.limit / _PART
+            count = _FIRST_PART if not self._made_bytes else max(1, int(most / self._made_bytes))
+            numbers = range(start, min(start + count, batch.num_rows))
+            rows = tuple(numbers) if decoded.rows is None else decoded.rows[numbers.start : numbers.stop]
+            yield Decoded(batch.slice(start, len(numbers)), rows=rows)
+            start = numbers.stop
+
+    def _pass_on(self, parcel: Parcel) -> None:
+        """Hand over the rows that the parcel has so far. What counts once for a parcel goes with the last of them."""
+        reservation = self._context.budget.charge(parcel.size, "pipeline", by=self._context)
+        part = Parcel(parcel.number, None, parcel.origin, None, reservation, parcel.read_at, size=parcel.size)
+        part.batch, part.is_part, parcel.batch = parcel.batch, True, None
+        self._count_rows(part)
+        self.buffers.settle_part(part)
 
     def _decode(self, parcel: Parcel) -> Decoded:
         context, payload = self._context, parcel.payload
@@ -156,10 +193,14 @@ class Workers:
             if parcel.batch is not None:
                 _fill(parcel, self._run(parcel, self._serial, Decoded(parcel.batch), parcel.size))
                 parcel.reservation.resize(parcel.size)
+                self._count_rows(parcel)
             parcel.transform_states = self._serial_states()
         except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
             parcel.error = error
         return parcel
+
+    def _count_rows(self, parcel: Parcel) -> None:
+        self._context.rows_ahead.count(parcel, parcel.batch.num_rows if parcel.batch is not None else 0)
 
     def _run(self, parcel: Parcel, chain: Chain, decoded: Decoded, size: int) -> Ran:
         """The batch through a chain; if a row fails, its good rows. Bad ones stop the run, or go into the parcel."""
@@ -187,7 +228,9 @@ class Workers:
             row = decoded.rows[failure.row] if decoded.rows is not None else failure.row
             offset = self._context.blocks.offset_of(parcel.payload, row)
         elif parcel.payload is not None or (self._split == 0 and decoded.batch.num_rows == parcel.rows_in):
-            row = failure.row  # after stages that may drop rows, the row number is not known any more
+            row = (
+                decoded.rows[failure.row] if decoded.rows is not None else failure.row
+            )  # after stages that may drop rows, the row number is not known any more
         return Rejected(
             file=origin.file if origin else None,
             row=row + origin.row if origin and row is not None else row,

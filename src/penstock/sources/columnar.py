@@ -21,6 +21,8 @@ from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check
 _READ_AHEAD_BYTES = 1 << 18
 _PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
 _MOST_WHOLE_BYTES = 1 << 26
+_MOST_PARTS = 64
+"""A row group that is larger than so many batches is read in pieces, however small it is."""
 _PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
 _LOST = "the rest of a row group is unreadable"
 
@@ -89,19 +91,19 @@ class ParquetSource(FileSource):
                 reader = self._here(path)
                 self._list.stamps.check(path)
                 assert isinstance(reader, _ParquetReader)
-                groups = reader.take_groups(max_bytes, self._whole_bytes)
+                groups = reader.take_groups(max_bytes, min(self._whole_bytes, _MOST_PARTS * max_bytes))
                 batch = reader.next(reader.rows_in(max_bytes)) if groups is None else None
             except _DAMAGED as error:
                 self.close()
                 raise self._damaged(error, path, self._row) from error
             if groups is not None:
                 self._row += groups.rows
-                return Block(origin, groups, groups.nbytes)
+                return Block(origin, groups, groups.nbytes, {"records": groups.rows})
             if batch is None:
                 self._finish(path)
                 continue
             self._row += batch.num_rows
-            return Block(origin, self.shaped(batch, path), batch.nbytes)
+            return Block(origin, self.shaped(batch, path), batch.nbytes, {"records": batch.num_rows})
         return None
 
     def decode(self, block: Block) -> Decoded:

@@ -31,6 +31,10 @@ from penstock.transforms.counts import CountingTransform
 __all__ = ["CustomTransform", "DataProcessor", "Filter", "FlatMap", "Map", "Transform", "transform"]
 
 
+_ROWS_AT_ONCE = 8192
+"""Rows of Python objects at a time: they take many times the memory of Arrow."""
+
+
 class Filter(CountingTransform):
     """Keep the rows for which a condition holds; the others are counted under the condition's name.
 
@@ -94,6 +98,8 @@ class FlatMap(FunctionStage):
     FlatMap(explode, batch=True)                              # a RecordBatch: one or several RecordBatches
     """
 
+    expands = True
+
     def __init__(
         self, function: Callable[..., Any], *, batch: bool | None = None, schema: pa.Schema | Any | None = None
     ) -> None:
@@ -102,13 +108,20 @@ class FlatMap(FunctionStage):
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         if self._kind == "batch":
             return _joined(self._function(batch), self)
+        done: list[pa.RecordBatch] = []
         rows: list[Mapping[str, Any]] = []
         for row in rows_of(values_of(batch)):
             made = self._function(row)
             if isinstance(made, (Mapping, str)) or not isinstance(made, Iterable):
                 raise SchemaError(f"{self!r} returned {type(made).__name__} for a row, expected an iterable of dicts")
-            rows.extend(made)
-        return self._rows.to_batch(rows, batch, {})
+            for one in made:
+                rows.append(one)
+                if len(rows) == _ROWS_AT_ONCE:
+                    done.append(self._rows.to_batch(rows, batch, {}))
+                    rows = []
+        if rows or not done:
+            done.append(self._rows.to_batch(rows, batch, {}))
+        return done[0] if len(done) == 1 else pa.concat_batches(done)
 
     def __repr__(self) -> str:
         return f"FlatMap({function_name(self._function)})"

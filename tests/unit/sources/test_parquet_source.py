@@ -228,7 +228,7 @@ def test_row_groups_that_are_large_against_the_budget_are_read_in_pieces(tmp_pat
     for budget, rows in (("64 MiB", 16), ("1 MiB", 1)):
         source = ParquetSource(tmp_path / "a.parquet")
         source.fit_budget(MemoryBudget(budget).capacity)
-        block = source.next_block(1)
+        block = source.next_block(1 << 14)
         assert block is not None
         assert isinstance(block.data, pa.RecordBatch) == (rows == 1)
         assert 20_000 * rows <= block.nbytes < 21_000 * rows
@@ -286,7 +286,7 @@ def test_rows_before_the_damage_are_kept_and_numbered(tmp_path: Path) -> None:
 def test_a_file_that_is_gone_when_its_rows_are_decoded_is_no_damage(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet")
     source = ParquetSource(tmp_path / "a.parquet")
-    block = source.next_block(1)
+    block = source.next_block(1 << 16)
     source.close()
     (tmp_path / "a.parquet").unlink()
     assert block is not None
