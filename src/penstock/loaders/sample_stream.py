@@ -24,10 +24,10 @@ from penstock.loaders.rate_limit import RateLimit
 from penstock.loaders.samples.datasets import own_arrays
 from penstock.memory import MemoryBudget, format_bytes, object_nbytes
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.context import StopEvent
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.prefetch import ReadAhead, WorkAhead
 from penstock.pipeline.stages import Source
-from penstock.pipeline.stop_event import StopEvent
 from penstock.sources.by_suffix import open_source
 from penstock.sources.memory import MemorySource
 from penstock.types import to_rows

@@ -11,10 +11,9 @@ from collections.abc import Callable
 
 from penstock.errors import StalledError
 from penstock.memory.pressure import MemoryPressureHandler
-from penstock.pipeline.context import Context
+from penstock.pipeline.context import Context, StopEvent
 from penstock.pipeline.metrics import on_batch
 from penstock.pipeline.stages import Live
-from penstock.pipeline.stop_event import StopEvent
 from penstock.pipeline.workers import Workers
 
 _TICK = 0.05

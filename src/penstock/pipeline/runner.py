@@ -18,13 +18,12 @@ from penstock.memory.budget import MemoryBudget, Reservation
 from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.checkpoint import Checkpoint
-from penstock.pipeline.context import Context
+from penstock.pipeline.context import Context, StopEvent
 from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Block, Live, Origin, Publishing, Rejected, Sink, State
-from penstock.pipeline.stop_event import StopEvent
 from penstock.pipeline.workers import Workers
 
 

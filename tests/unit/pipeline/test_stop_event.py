@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from penstock import Pipeline, PipelineConfig
 from penstock.pipeline.chain import Chain
+from penstock.pipeline.context import StopEvent
 from penstock.pipeline.control import PeriodicThread
 from penstock.pipeline.processes import ProcessChain
-from penstock.pipeline.stop_event import StopEvent
 from penstock.sources import MemorySource
 
 
