@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: demo test quick lint format bench clean
+.PHONY: demo test quick chaos lint format bench fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -19,6 +19,10 @@ test: $(VENV)/.dev $(VENV)/.corpus
 quick: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal -m 'not slow' tests/contract tests/doors tests/unit/test_*.py \
 	  tests/unit/arrays tests/unit/order tests/unit/batching
+
+# kill -9 on everything, with counts: `make chaos SUBJECT=queue KILLS=100`; engine, store, queue, loaders or rollouts.
+chaos: $(VENV)/.dev
+	$(BIN)/python tests/e2e/chaos.py --subject $(or $(SUBJECT),all) --kills $(or $(KILLS),1000)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -40,6 +44,10 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/rl.py
 	$(BIN)/python benchmarks/tabular.py
 
+# Coverage-guided: FUZZ_SECONDS for each target, or `make fuzz FUZZ_TARGETS="jsonl yaml"`. Findings are in .fuzz/.
+fuzz: $(VENV)/.fuzz
+	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m fuzz $(FUZZ_TARGETS)
+
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -49,9 +57,10 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	touch $@
 
 # torch is installed first and alone, so that no other package pulls in another build. The demo trains a model with
-# torch; without it, the demo resumes only the loader.
+# torch, and prepares with the fast tokenizer; without torch, the demo resumes only the loader.
 $(VENV)/.demo: $(VENV)/.base
 	$(if $(TORCH),$(PIP) $(TORCH))
+	$(PIP) --editable '.[fast]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml
@@ -63,6 +72,10 @@ $(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml
 # next run tries again.
 $(VENV)/.corpus: $(VENV)/.dev tests/corpus/fetch.py
 	$(BIN)/python tests/corpus/fetch.py $(VENV)/corpus --stamp $@
+
+$(VENV)/.fuzz: $(VENV)/.dev
+	$(PIP) --editable '.[fuzz]'
+	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
 	$(PIP) --editable '.[bench]'

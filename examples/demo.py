@@ -46,7 +46,7 @@ def main(documents: int, steps: int, worlds: list[int]) -> None:
         runs = [Run(number, world, steps * number // len(worlds)) for number, world in enumerate(worlds, 1)]
         run_all(runs, steps, Path(), console)
         title("5. Compare")
-        console.print(f"{compare(runs, steps, 'train.yaml')}\nall of it took {time.monotonic() - started:.0f} s")
+        console.print(f"{compare(runs, steps, 'train.yaml')}\n\nall of it took {time.monotonic() - started:.0f} s")
 
 
 if __name__ == "__main__":

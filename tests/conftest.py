@@ -36,6 +36,8 @@ os.environ["XDG_CACHE_HOME"] = _CACHE.name
 # Machine code stays from run to run: compiling all kernels takes half a minute.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(__file__).parents[1] / ".pytest_cache" / "kernels"))
 os.environ["XDG_DATA_HOME"] = f"{_CACHE.name}/data"
+# Nothing is fetched from the Hub: a name that is no tokenizer must not go out.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 @pytest.hookimpl(wrapper=True)

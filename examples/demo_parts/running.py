@@ -81,6 +81,8 @@ def run_all(runs: list[Run], steps: int, folder: Path, console: Console) -> None
             run.read(folder)
             run.ended = "finished" if run.ended == "running" else run.ended
             live.update(_table(runs[:count]))
+    if not console.is_terminal:
+        console.print()  # the display has left the end of its line open
 
 
 def compare(runs: list[Run], steps: int, config: str) -> str:

@@ -367,6 +367,34 @@ def test_a_full_disk_is_named_with_the_file_and_is_as_empty_afterwards_as_before
     assert pipeline.budget.used == 0
 
 
+def test_a_disk_that_is_full_of_bad_rows_is_named_with_the_quarantine_file(small_disk: Path, tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b"".join(b"{" + os.urandom(500).hex().encode() + b"\n" for _ in range(3000)))
+    config = PipelineConfig(on_error="quarantine", quarantine=small_disk / "bad.jsonl")
+    with pytest.raises(OSError, match=r"No space left on device: '.*/disk/bad\.jsonl'"):
+        Pipeline(JsonlSource(source), [], JsonlSink(tmp_path / "out.jsonl"), config).run()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are any bytes on Linux")
+def test_a_file_whose_name_is_no_text_can_have_bad_rows(tmp_path: Path) -> None:
+    source = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.jsonl")
+    Path(source).write_text('{"a": 1}\nbroken\n{"a": 2}\n')
+    sink, config = JsonlSink(tmp_path / "out.jsonl"), PipelineConfig(on_error="quarantine")
+    report = Pipeline(JsonlSource(source), [], sink, config).run(tmp_path / "checkpoint")
+    assert report.rows_out == 2
+    (line,) = (tmp_path / "out.jsonl.quarantine.jsonl").read_text().splitlines()
+    assert json.loads(line)["file"].endswith("caf\\xe9.jsonl")
+
+
+@pytest.mark.parametrize(
+    "text", ['[{"a": 1} {"a": 2}]', '[{"a": 1},, {"a": 2}]', '[{"a": 1}, {"a": 2},]', '[, {"a": 1}]']
+)
+def test_commas_that_are_missing_or_too_many_are_an_error(text: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(DataError, match=r"a\.json"):
+        list(Pipeline(JsonSource(tmp_path / "a.json")))
+
+
 def test_a_run_with_a_checkpoint_goes_on_when_there_is_room_again(small_disk: Path, tmp_path: Path) -> None:
     def make() -> Pipeline:
         config = PipelineConfig(checkpoint_seconds=0)

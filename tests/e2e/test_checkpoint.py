@@ -10,6 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from _scripts import processes
 from _scripts.processes import DEADLINE_SECONDS, killed_after_change
 from tests.forked_programs import ForkedProgram
 
@@ -21,29 +22,6 @@ from penstock.transforms import Filter, Map
 
 ROWS = 3000
 KILLS = 6
-
-SCRIPT = """
-import sys, time
-from penstock import Pipeline, PipelineConfig, MemoryBudget
-from penstock.sources import JsonlSource
-from penstock.sinks import open_sink, ParquetSink
-from penstock.transforms import Filter, Map
-
-def work(row):
-    time.sleep(0.0003)
-    if row["n"] % 500 == 499:
-        raise ValueError("bad")
-    return {"n": row["n"], "twice": 2 * row["n"], "text": row["text"].upper()}
-
-source, out, kept = sys.argv[1:]
-sink = ParquetSink(out) if out.endswith("parts") else open_sink(out)
-report = Pipeline(
-    JsonlSource(source), [Filter("bit_wise_and(n, 31) != 7"), Map(work)], sink,
-    PipelineConfig(checkpoint_seconds=0.01, on_error="quarantine", quarantine=kept + "/bad.jsonl"),
-    MemoryBudget("64 KiB"),
-).run(checkpoint=kept)
-print(report.rows_in, report.rows_out, sum(report.quarantined.values()), sum(report.dropped.values()))
-"""
 
 
 def read_back(path: Path) -> list[int]:
@@ -65,13 +43,13 @@ def read_back(path: Path) -> list[int]:
 def test_killed_again_and_again_the_output_has_every_row_once(tmp_path: Path, name: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"n": i, "text": f"row {i} " * 5}) + "\n" for i in range(ROWS)))
-    script = tmp_path / "job.py"
-    script.write_text(SCRIPT)
+    script = Path(processes.__file__).with_name("checkpoint_job.py")
     out, kept = tmp_path / name, tmp_path / "kept"
     said = tmp_path / "said"
 
     def start() -> ForkedProgram:
-        return ForkedProgram(script, str(source), str(out), str(kept), said=said)
+        facts = {"source": str(source), "out": str(out), "kept": str(kept)}
+        return ForkedProgram(script, json.dumps(facts), said=said)
 
     rng = random.Random(name)
     kills = 0

@@ -31,6 +31,7 @@ from typer.testing import CliRunner
 from penstock import PipelineConfig, sinks, sources, transforms
 from penstock.cli.main import app
 
+pytestmark = pytest.mark.timeout(600)  # on a cold cache, kernels are compiled first
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 FENCE = re.compile(r"^```(\w+)?(.*?)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import sys
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
 import penstock
+from lazy_modules import LazyModule
 
 ROOT = Path(penstock.__file__).parent
 MOST_FILES = 25
@@ -158,3 +162,22 @@ def test_what_is_in_order_is_no_longer_excused() -> None:
     assert not mended, "take these out of NOT_YET"
     classes = {node.name for tree in trees().values() for node in tree.body if isinstance(node, ast.ClassDef)}
     assert not MANY_FIELDS.keys() - classes, "take these out of MANY_FIELDS"
+
+
+def test_the_forge_tests_every_version_that_the_package_names() -> None:
+    top = ROOT.parents[1]
+    project = tomllib.loads((top / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    named = [each.rpartition(" ")[2] for each in project["classifiers"] if "Python :: 3." in each]
+    jobs = yaml.safe_load((top / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))["jobs"]
+    assert jobs["test"]["strategy"]["matrix"]["python-version"] == named
+    commands = {step.get("run") for job in jobs.values() for step in job["steps"]}
+    assert {"make lint", "make test", "python -m build"} <= commands
+    citation = yaml.safe_load((top / "CITATION.cff").read_text(encoding="utf-8"))
+    assert (citation["version"], citation["license"]) == (project["version"], project["license"])
+
+
+def test_a_lazy_module_of_the_tests_is_not_imported_by_those_who_collect_them() -> None:
+    module = LazyModule("this")  # it prints when it is imported
+    assert not hasattr(module, "_mock_name")
+    assert not hasattr(module, "__wrapped__")
+    assert "this" not in sys.modules

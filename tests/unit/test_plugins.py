@@ -9,14 +9,21 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import pyarrow as pa
 import pytest
 
-from penstock import Pipeline, plugins
-from penstock.errors import DataError, PluginError, SchemaError
+from penstock import ConversationDataLoader, Pipeline, PretrainDataLoader, plugins
+from penstock.chat.templates import load_template
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
+from penstock.errors import ConfigError, DataError, PluginError, SchemaError
+from penstock.loaders import StreamOptions
 from penstock.sinks import MemorySink, open_sink
 from penstock.sources import open_source
+from penstock.store import open_store
+from penstock.transforms.tokenization import ByteTokenizer
 
 INI = "[first]\nname = one\n\n[second]\nname = two\ncolour = 100% red\n"
 
@@ -183,3 +190,122 @@ def test_a_format_that_is_none_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
             plugins.find("formats", "odd")
     finally:
         plugins._points.cache_clear()
+
+
+# In loaders and in prepare
+
+TOKENIZER = ByteTokenizer(("<bos>", "<eos>"))
+
+
+def documents(path: Path, tmp_path: Path, **more: Any) -> list[str]:
+    options: dict[str, Any] = {"packing": None, "backend": "numpy", "cache_dir": tmp_path / "cache", **more}
+    with PretrainDataLoader(path, TOKENIZER, 4096, text_column="name", batch_size=1, **options) as loader:
+        return sorted(TOKENIZER.decode(batch.input_ids[0]).removesuffix("<eos>") for batch in loader)
+
+
+@pytest.mark.parametrize("streaming", [False, StreamOptions(worker_type="thread")], ids=["indexed", "stream"])
+def test_a_format_and_a_transform_of_a_plugin_work_in_loaders(settings: Path, tmp_path: Path, streaming: Any) -> None:
+    assert documents(settings, tmp_path, streaming=streaming) == ["one", "two"]
+    loud = {"streaming": streaming, "transforms": [{"shout": {"column": "name", "marks": 2}}]}
+    assert documents(settings, tmp_path, **loud) == ["ONE!!", "TWO!!"]
+
+
+def test_a_stream_of_a_format_of_a_plugin_resumes_exactly(tmp_path: Path) -> None:
+    for number in range(3):
+        rows = "".join(f"[s{number}{row}]\nname = {number}{row}\n" for row in range(5))
+        (tmp_path / f"{number}.ini").write_text(rows)
+    more: dict[str, Any] = {"packing": None, "backend": "numpy", "text_column": "name", "batch_size": 2, "prefetch": 0}
+
+    def loader() -> PretrainDataLoader:
+        return PretrainDataLoader(tmp_path, TOKENIZER, streaming=StreamOptions(worker_type="thread"), **more)
+
+    with loader() as whole:
+        batches = [batch.input_ids.tolist() for batch in whole]
+    with loader() as first:
+        iterator = iter(first)
+        begun = [next(iterator).input_ids.tolist() for _ in range(3)]
+        state = first.state_dict()
+    with loader() as second:
+        second.load_state_dict(state)
+        assert begun + [batch.input_ids.tolist() for batch in second] == batches
+
+
+class NextBatchOnly:
+    """The least that a source can be."""
+
+    def __init__(self, rows: int) -> None:
+        self._left = rows
+
+    def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        rows = min(self._left, max_rows, 3)
+        self._left -= rows
+        return pa.record_batch({"text": [f"row {self._left + row}" for row in range(rows)]}) if rows else None
+
+
+def test_a_source_with_next_batch_alone_can_be_prepared(tmp_path: Path) -> None:
+    recipe = Recipe(tokenizer=TOKENIZER, transforms=[{"lower": "text"}])
+    prepared = prepare(cast(Any, NextBatchOnly(10)), tmp_path / "a.store", recipe)
+    assert prepared.manifest.rows == 10
+    assert prepared.manifest.key is None, "its content has no name"
+
+
+@pytest.fixture
+def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder with an installed package that adds a filter and chat templates."""
+    folder = tmp_path / "added"
+    info = folder / "adding_package-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: adding-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[penstock.filters]\nno-two = adding_package:NoTwo\n"
+        "[penstock.templates]\nshort = adding_package:SHORT\nfrom-file = adding_package:from_file\nnothing = math:pi\n"
+    )
+    (folder / "short.jinja").write_text(SHORT)
+    (folder / "adding_package.py").write_text(
+        "from pathlib import Path\n"
+        "from penstock.transforms import Filter\n"
+        f"SHORT = {SHORT!r}\n"
+        "def NoTwo(column):\n    return Filter(f\"{column} != 'two'\")\n"
+        "def from_file():\n    return Path(__file__).with_name('short.jinja')\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    plugins._points.cache_clear()
+    yield folder
+    plugins._points.cache_clear()
+
+
+SHORT = (
+    "{{ bos_token }}{% for message in messages %}{{ message.role }}: {% if message.role == 'assistant' %}"
+    "{% generation %}{{ message.content }}{{ eos_token }}{% endgeneration %}"
+    "{% else %}{{ message.content }}{% endif %} {% endfor %}"
+)
+
+
+def test_filters_of_plugins_work_in_loaders_and_in_prepare(added: Path, settings: Path, tmp_path: Path) -> None:
+    assert documents(settings, tmp_path, filters=["no-two"]) == ["one"]
+    assert documents(settings, tmp_path, filters=["no-two", "shout"]) == ["ONE!"], "a transform that takes the column"
+    store = tmp_path / "a.store"
+    words = ["prepare", str(settings), "--tokenizer", "byte", "--out", str(store), "--column", "name"]
+    run = cli(*words, "--filter", "no-two", "-q", path=added)
+    assert run.returncode == 0, run.stderr
+    with open_store(store) as opened:
+        assert len(opened) == 1
+    with pytest.raises(ConfigError, match=r"no-too.*did you mean 'no-two'"):
+        documents(settings, tmp_path, filters=["no-too"])
+
+
+@pytest.mark.parametrize("name", ["short", "from-file"])
+def test_chat_templates_of_plugins_work_in_loaders(added: Path, name: str, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    path.write_text('{"prompt": "q", "completion": "a"}\n')
+    options: dict[str, Any] = {"backend": "numpy", "cache_dir": tmp_path / "cache", "chat_template": name}
+    with ConversationDataLoader(path, TOKENIZER, **options) as loader:
+        (batch,) = loader
+    assert TOKENIZER.decode(batch.input_ids[0]) == "<bos>user: q assistant: a<eos> "
+
+
+def test_a_template_of_a_plugin_that_is_none_is_refused(added: Path) -> None:
+    with pytest.raises(PluginError, match=r"nothing.*adding-package.*Jinja text"):
+        load_template("nothing", None)
+    with pytest.raises(ConfigError, match=r"shart.*did you mean 'short'"):
+        load_template("shart", None)

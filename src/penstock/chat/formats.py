@@ -419,7 +419,7 @@ def refuse_flags(schema: pa.Schema, kept: Collection[str]) -> None:
         if name in schema.names and name not in kept:
             raise SchemaError(
                 f"the column {name!r} looks like a training flag of whole rows, which is not supported; "
-                f"drop such rows before, put {name!r} into the messages, or drop, rename or keep= the column"
+                f"put {name!r} into the messages, or drop such rows or the column before (transforms= of a loader)"
             )
 
 
@@ -433,7 +433,8 @@ def refuse_label_values(batch: pa.RecordBatch, kept: Collection[str]) -> None:
         raise SchemaError(
             f"the column 'label' rates the answer of every row ({', '.join(sorted(values))}), and as "
             "plain chats all answers would be supervised; make it a boolean and use PreferenceDataLoader, or "
-            "FormatPreference in a pipeline; or pass keep='label' to FormatChat, or drop or rename the column"
+            "FormatPreference in a pipeline; or pass keep='label' to FormatChat, or drop or rename the column before "
+            "(transforms= of a loader)"
         )
 
 
@@ -448,14 +449,15 @@ def refuse_labels(schema: pa.Schema, kept: Collection[str]) -> None:
             f"the column {rejected!r} holds rejected answers, and as plain chats the rows would lose them; name the "
             "columns of both answers 'chosen' and 'rejected', with the prompt in its own column, and use "
             "PreferenceDataLoader (FormatPreference in a pipeline); or pass preference=False to a loader, or "
-            f"keep={rejected!r} to FormatChat, or drop or rename the column"
+            f"keep={rejected!r} to FormatChat, or drop or rename the column before (transforms= of a loader)"
         )
     name = label_column(schema)
     if name is not None and name not in kept:
         raise SchemaError(
             f"the column {name!r} labels answers as good or bad (KTO), and as plain chats both would be "
             "supervised; use PreferenceDataLoader, or FormatPreference in a pipeline; pass preference=False "
-            f"to a loader, or keep={name!r} to FormatChat, to train on all of them; or drop or rename the column"
+            f"to a loader, or keep={name!r} to FormatChat, to train on all of them; or drop or rename the column "
+            "before (transforms= of a loader)"
         )
 
 

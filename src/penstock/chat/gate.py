@@ -283,7 +283,7 @@ def _foreign(found: Mapping[int, str]) -> Iterable[RowProblem]:
     for row, where in found.items():
         yield SpecialTokenInContentError(
             f"{where}, the text of a special token: the model would read it as that token; remove it from the data, "
-            "or switch the check off with Gate(content=False)",
+            "or switch the check off with gate={'content': False}",
             row=row,
         )
 
@@ -304,7 +304,7 @@ def _bos(tokens: SpanTokens, at: Ints) -> Iterable[RowProblem]:
         fault = "not at the beginning" if n == 1 else "expected one, at the beginning"
         yield BosCountError(
             f"{n} beginning-of-sequence tokens, {fault}; correct the template ({{{{ bos_token }}}}) or the data, "
-            "or switch the check off with Gate(bos=False)",
+            "or switch the check off with gate={'bos': False}",
             row=int(row),
         )
 

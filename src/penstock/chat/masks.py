@@ -261,7 +261,7 @@ def _differing(i: int, prompt: str, whole: str) -> PromptDiffersError:
         f"the prompt for message {i} is not how the training text begins: after {prompt[max(0, same - 40) : same]!r} "
         f"the prompt has {prompt[same : same + 40]!r}, the training text {whole[same : same + 40]!r}; pass the "
         "variables that the model is used with, train on other turns (train_on='last'), or switch the check off with "
-        "Gate(prompt=False)"
+        "gate={'prompt': False}"
     )
 
 

@@ -186,7 +186,7 @@ class Renderer:
             if not (message["content"] or "").strip() and not message.get("tool_calls"):
                 raise EmptyContentError(
                     f"message {i} ({message['role']}) is supervised, but empty; drop the row, or switch the "
-                    "check off with Gate(content=False)"
+                    "check off with gate={'content': False}"
                 )
 
     def _check_parts(self, placement: Placement, whole: str) -> list[str]:

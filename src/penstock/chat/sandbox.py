@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from functools import lru_cache
+from functools import lru_cache, wraps
 from itertools import islice
 from typing import Any, cast
 
@@ -21,21 +21,34 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
+from penstock.chat.limits import (
+    MAX_CHARS,
+    SIZED,
+    allowance,
+    begin,
+    bound,
+    bounded,
+    check_arguments,
+    check_filled,
+    check_power,
+    check_product,
+    writable,
+)
 from penstock.chat.templates import END, START
 from penstock.files.json_values import dumps
 
 MAX_STEPS = 200_000
 """Iterations of loops and calls in one rendering."""
-MAX_CHARS = 1 << 26
-"""Length of a rendered text, and of every string on the way."""
-MAX_ITEMS = 1 << 20
-"""Length of every list."""
-
 MAX_INDENT = 64
+MAX_ARGUMENTS = 1000
 
-SIZED = (str, list, tuple)
 OF_DICTS = frozenset(dir(dict))
-WIDE = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
+WIDE = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs", "translate", "maketrans"})
+HARMLESS = frozenset(
+    {"length", "count", "default", "d", "first", "last", "trim", "attr", "select", "reject", "selectattr", "rejectattr"}
+    | {"map", "items", "int", "float", "abs", "lower"}
+)
+"""Filters that make nothing larger than what they get."""
 _STEPS = "_steps_left"
 
 
@@ -53,7 +66,7 @@ class Program:
     def render(self, **variables: Any) -> str:
         """The text, with marks around generation blocks. Raises what the template raises."""
         template = self._template
-        variables = {**self._globals, **variables, **allowance()}
+        variables = {**self._globals, **begun(variables)}
         # As `new_context` does, without merging the globals each time.
         context = template.environment.context_class(template.environment, variables, template.name, template.blocks)
         parts, size = [], 0
@@ -75,7 +88,10 @@ def compiled(source: str, *, marks: bool = True) -> Program:
 def sandboxed(kind: type[Sandbox], *, marks: bool) -> Sandbox:
     """An environment for chat templates."""
     block = Generation if marks else UnmarkedGeneration
-    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[block, loopcontrols])
+    environment = kind(trim_blocks=True, lstrip_blocks=True, extensions=[block, loopcontrols], finalize=writable)
+    for name, filter_ in list(environment.filters.items()):
+        if name not in HARMLESS:
+            environment.filters[name] = _limited(filter_)
     environment.filters |= {
         "tojson": _to_json,
         "replace": _replace,
@@ -85,7 +101,7 @@ def sandboxed(kind: type[Sandbox], *, marks: bool) -> Sandbox:
         "_stepped": _stepped,
         "_joined": joined,
         "_added": added,
-        "_bounded": _bounded,
+        "_bounded": bounded,
     }
     for name in ("center", "batch", "slice", "wordwrap", "pprint", "urlize"):
         environment.filters.pop(name, None)
@@ -94,9 +110,10 @@ def sandboxed(kind: type[Sandbox], *, marks: bool) -> Sandbox:
     return environment
 
 
-def allowance() -> dict[str, list[int]]:
-    """The steps that one rendering may take, as a variable of it."""
-    return {_STEPS: [MAX_STEPS]}
+def begun(variables: dict[str, Any]) -> dict[str, Any]:
+    """Variables of a rendering that begins now, with the steps that it may take."""
+    begin(variables)
+    return {**variables, _STEPS: [MAX_STEPS]}
 
 
 class Generation(Extension):
@@ -130,16 +147,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         _spend(context, 1)
+        if len(args) > MAX_ARGUMENTS:
+            raise SecurityError(f"templates may pass up to {MAX_ARGUMENTS} arguments, got {len(args)}")
         name = getattr(function, "__name__", "")
         if isinstance(getattr(function, "__self__", None), str):
             text: str = function.__self__
             if name in WIDE:
                 raise SecurityError(f"templates may not use str.{name}")
             if name == "replace" and len(args) > 1:
-                _bound(_replaced_length(text, args[0], args[1]))
+                bound(_replaced_length(text, args[0], args[1]))
             elif name == "join" and args:
                 return _join(args[0], text)
-        return _bounded(super().call(context, function, *args, **kwargs))
+            else:
+                check_arguments((text,))
+        return bounded(super().call(context, function, *args, **kwargs))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """As in the sandbox, but keys of a dict are found without a failing getattr first."""
@@ -148,20 +169,26 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return super().getattr(obj, attribute)
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        if getattr(value, "__name__", "") in ("format", "format_map") and isinstance(value.__self__, str):
-            _check_widths(value.__self__)
-        return super().wrap_str_format(value)
+        formatted = super().wrap_str_format(value)
+        if formatted is None:
+            return None
+        form, fill = value.__self__, formatted
+
+        def limited(*args: Any, **kwargs: Any) -> str:
+            _check_widths(form)
+            mapped = [given for each in args if isinstance(each, dict) for given in each.values()]
+            check_filled(form, form.count("{"), [*args, *mapped, *kwargs.values()])
+            return fill(*args, **kwargs)
+
+        return limited
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "*":
-            for one, other in ((left, right), (right, left)):
-                if isinstance(one, SIZED) and isinstance(other, int):
-                    _bound(len(one) * other, one)
+            check_product(left, right)
         elif operator == "**":
-            if not (isinstance(right, int) and right <= 64):
-                raise SecurityError("templates may raise to powers up to 64 only")
+            check_power(left, right)
         elif isinstance(left, str):
-            _check_widths(left)
+            _check_form(left, right if isinstance(right, tuple) else (right,))
         return super().call_binop(context, operator, left, right)
 
 
@@ -215,35 +242,48 @@ def _spend(context: Context, steps: int) -> None:
         raise SecurityError(f"the template took more than {MAX_STEPS} steps")
 
 
-def _bound(length: int, kind: Any = "") -> None:
-    most = MAX_CHARS if isinstance(kind, str) else MAX_ITEMS
-    if length > most:
-        raise SecurityError(f"the template would make a {type(kind).__name__} of length {length}, more than {most}")
+def _limited(filter_: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter of Jinja's that is refused what it could make too much of."""
+    skipped = 1 if hasattr(filter_, "jinja_pass_arg") else 0
+
+    @wraps(filter_)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        check_arguments((*args[skipped:], *kwargs.values()))
+        return bounded(filter_(*args, **kwargs))
+
+    return limited
+
+
+def _check_form(form: str, values: Iterable[Any]) -> None:
+    """A form of `%`."""
+    _check_widths(form)
+    given = [value for each in values for value in (each.values() if isinstance(each, dict) else (each,))]
+    check_filled(form, form.count("%"), given)
 
 
 def _check_widths(form: str) -> None:
-    if re.search(r"\d{5}|%[^a-z%]*\*|\{[^}]*\{[^}]", form):
+    if re.search(r"\d{5}|%[^a-z%]*\*|\{[^{}]*\{", form.replace("{{", "")):
         raise SecurityError(f"templates may not format with large widths: {form!r:.80}")
 
 
 def _replaced_length(text: str, old: str, new: str) -> int:
-    return len(text) + text.count(old) * len(new)
+    return len(text) + text.count(old) * len(new) if len(new) > len(old) else len(text)
 
 
 def _replace(text: Any, old: str, new: str, count: int = -1) -> str:
-    given = str(text)
-    _bound(_replaced_length(given, old, new))
-    return given.replace(old, new, -1 if count is None else count)
+    given = str(writable(text))
+    bound(_replaced_length(given, old, new))
+    return cast(str, bounded(given.replace(old, new, -1 if count is None else count)))
 
 
 def _join(values: Iterable[Any], between: str = "", attribute: str | None = None) -> str:
-    texts = [str(value[attribute] if attribute is not None else value) for value in values]
-    _bound(sum(map(len, texts)) + len(between) * len(texts))
-    return between.join(texts)
+    texts = [str(writable(value[attribute] if attribute is not None else value)) for value in values]
+    bound(sum(map(len, texts)) + len(between) * len(texts))
+    return cast(str, bounded(between.join(texts)))
 
 
 def _format(form: Any, *args: Any, **kwargs: Any) -> str:
-    _check_widths(str(form))
+    _check_form(str(form), (kwargs,) if kwargs else args)
     return str(form) % (kwargs or args)
 
 
@@ -252,33 +292,27 @@ def _indent(text: Any, width: int | str = 4, first: bool = False, blank: bool = 
     space = width if isinstance(width, str) else " " * min(width, MAX_INDENT + 1)
     if len(space) > MAX_INDENT:
         raise SecurityError(f"templates may indent by at most {MAX_INDENT}, got {width!r:.80}")
-    given = str(text)
-    _bound(len(given) + (len(given.splitlines()) + 1) * len(space))
+    given = str(writable(text))
+    bound(len(given) + (len(given.splitlines()) + 1) * len(space))
     return jinja2.filters.do_indent(given, space, first, blank)
 
 
 def joined(parts: list[Any]) -> str:
-    texts = [str(part) for part in parts]
-    _bound(sum(map(len, texts)))
-    return "".join(texts)
+    texts = [part if type(part) is str else str(writable(part)) for part in parts]
+    bound(sum(map(len, texts)))
+    return cast(str, bounded("".join(texts)))
 
 
 def added(terms: list[Any]) -> Any:
     total = terms[0]
     if all(type(term) is str for term in terms):
-        _bound(sum(map(len, terms)))
-        return "".join(terms)
+        bound(sum(map(len, terms)))
+        return bounded("".join(terms))
     for term in terms[1:]:
         if isinstance(total, SIZED) and isinstance(term, SIZED):
-            _bound(len(total) + len(term), total)
+            bound(len(total) + len(term), total)
         total = total + term
-    return total
-
-
-def _bounded(value: Any) -> Any:
-    if isinstance(value, SIZED):
-        _bound(len(value), value)
-    return value
+    return bounded(total)
 
 
 def _to_json(
@@ -290,12 +324,14 @@ def _to_json(
 ) -> str:
     """As Hugging Face's templates expect: no HTML escapes, letters as they are."""
     if indent is not None and (not isinstance(indent, int) or indent > 16):
-        raise SecurityError(f"tojson may indent by at most 16, got {indent!r}")
+        raise SecurityError(f"tojson may indent by at most 16, got {indent!r:.80}")
+    if (size := allowance().weigh(value)) > 1 << 12:
+        allowance().check(size * (6 + 8 * (indent or 0)))
     return dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> None:
-    raise jinja2.TemplateError(message)
+    raise jinja2.TemplateError(str(writable(message)))
 
 
 def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:

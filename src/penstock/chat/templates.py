@@ -244,6 +244,9 @@ def _checked(template: TemplateSource) -> TemplateSource:
         raise ConfigError(f"{template.name} has a lone surrogate at {error.start}, which is not text") from None
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{template.name} is not Jinja, line {error.lineno}: {error.message}") from None
+    except Exception as error:  # noqa: BLE001 - Jinja writes Python, whose compiler has limits of its own
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ConfigError(f"{template.name} cannot be compiled: {reason}") from None
     return template
 
 

@@ -62,7 +62,7 @@ def _reworded(found: re.Match[str], flags: Mapping[str, _Flags]) -> str:
         return f"{verb}{option}"
     if name == "columns" and not value.startswith("{"):
         return found[0]  # those of a source, not the roles of a chat
-    if known is not None and known.opposite is not None:
+    if known is not None and (known.opposite is not None or value == "True"):
         return f"{verb}{known.opposite if value == 'False' else known.flag}"
     if known is not None:
         return f"{verb}{known.flag}{' ' if value else ''}{_shell_value(value)}"
@@ -86,7 +86,7 @@ def _assignment(name: str, value: str) -> str:
     """`--set` for a key of a loader file; the values are YAML."""
     if name == "columns" and value.startswith("{"):
         pairs = re.findall(r"'([^']*)': (\.\.\.|[^,}]+)", value)
-        return " ".join(f"--set chat.columns.{key}={text}" for key, text in pairs)
+        return " ".join(f"--set columns.{key}={text}" for key, text in pairs)
     name = f"chat.{name}" if name in (*_CHAT_NAMES, "include_eot") else _LOADER_NAMES.get(name, name)
     return f"--set {name}={ {'None': 'null', '': '...'}.get(value, value) }"
 

@@ -125,12 +125,14 @@ def _peak_rss() -> int:
 
 
 def _rows(speed: Speed) -> Iterator[tuple[str, str, str]]:
-    share = speed.wait_seconds / speed.seconds if speed.seconds else 0.0
-    step = f" with steps of {speed.step_ms:g} ms" if speed.step_ms else ""
-    waits = f"{speed.wait_p50_ms:.2f} ms median, {speed.wait_p99_ms:.2f} ms at p99"
     yield "throughput", f"{speed.tokens_per_second / 1e6:,.2f} M", "tokens/s"
     yield "", f"{speed.batches_per_second:,.1f}", f"batches/s, {speed.steps:,} in {speed.seconds:.2f} s"
     yield "first batch", f"{speed.first_batch_seconds * 1000:,.0f} ms", "after opening the loader"
-    yield "data wait", f"{share:.1%}", f"of the time{step}; {waits}"
+    if speed.step_ms:
+        share = speed.wait_seconds / speed.seconds if speed.seconds else 0.0
+        waits = f"{speed.wait_p50_ms:.2f} ms median, {speed.wait_p99_ms:.2f} ms at p99"
+        yield "data wait", f"{share:.1%}", f"of the time with steps of {speed.step_ms:g} ms; {waits}"
+    else:  # nothing but waiting was measured
+        yield "a batch", f"{speed.wait_p50_ms:.2f} ms", f"median; {speed.wait_p99_ms:.2f} ms at p99"
     yield "processor", f"{speed.cpu_seconds:.2f} s", "in all threads"
     yield "peak memory", format_bytes(speed.peak_rss_bytes), "of the process, mapped files included"

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from json import JSONDecoder
+from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
+import xxhash
 
+from penstock.chat.templates import BUILT_IN, load_template
 from penstock.cli.console import count, emit, fact_table, print_table
 from penstock.cli.options import JsonOption, StoreArgument, command
-from penstock.cli.prepare import store_table
+from penstock.cli.prepare import store_lines
+from penstock.corpus.prepare import bad_rows_of
 from penstock.store import describe, open_store, versions
 
 _MOST_FILES = 10
+_HASHES = ("template", "tokenizer", "version")
+_LONG = 100
 
 
 @command()
@@ -24,7 +31,9 @@ def info(
 ) -> None:
     """Show rows, tokens, lengths, columns, versions and origin of a store; with --verify, check every byte of it."""
     with open_store(store, version, verify="full" if verify else "touch") as opened:
-        facts = describe(opened)
+        facts = describe(opened) | {"bad_rows": bad_rows_of(opened)}
+        lineage = opened.manifest.lineage
+    facts["left_out"] = list(lineage[-1].notes.get("left_out", ())) if lineage else []
     facts["versions"] = [
         {"version": each.version, "rows": each.rows, "tokens": each.tokens, "created": each.created}
         for each in versions(store)
@@ -32,26 +41,24 @@ def info(
     if verify:
         facts["verified"] = True
 
-    def show() -> None:
-        print_table(store_table(facts))
-        print_table(fact_table(_rows(facts)))
-
-    emit(facts, show, as_json=as_json)
+    emit(facts, lambda: print_table(fact_table([*store_lines(facts), *_lines(facts)])), as_json=as_json)
 
 
-def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "rows", f"{facts['rows']:,}"
-    yield "columns", ", ".join(f"{name} {kind}" for name, kind in facts["columns"].items())
-    yield "created", f"{facts['created']}"
-    yield "tokenizer", facts["tokenizer"] or "not known"
-    if facts["template"]:
-        yield "template", facts["template"]
+def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Figures and names; `--json` has fingerprints and the options of all steps."""
+    yield "rows", f"{facts['rows']:,}", ""
     inputs = facts["inputs"][:_MOST_FILES]
     if more := len(facts["inputs"]) - len(inputs):
         inputs = [*inputs, f"and {count(more, 'more file')}"]
     listed = {
+        "columns": [f"{name}, {kind.replace('item: ', '')}" for name, kind in facts["columns"].items()],
+        "tokenizer": [facts["tokenizer_name"] or facts["tokenizer"] or "not known"],
+        "template": [_template_name(facts["template"])] if facts["template"] else [],
         "made of": inputs,
-        "steps": facts["transforms"],
+        "left out": facts["left_out"],
+        "bad rows": [f"{count(rows, 'row')} left out: {reason}" for reason, rows in facts["bad_rows"].items()],
+        "steps": [step_text(step) for step in facts["transforms"]],
+        "created": [facts["created"]],
         "versions": [
             f"{each['version']}: {count(each['rows'], 'row')}, {each['created']}"
             + "  (this one)" * (each["version"] == facts["version"])
@@ -60,4 +67,23 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "checksums": ["all right"] if facts.get("verified") else [],
     }
     for name, lines in listed.items():
-        yield from ((name if number == 0 else "", line) for number, line in enumerate(lines))
+        yield from ((name if number == 0 else "", "", line) for number, line in enumerate(lines))
+
+
+def _template_name(fingerprint: str) -> str:
+    """Name of a built-in template with this fingerprint."""
+    for name in BUILT_IN:
+        if xxhash.xxh3_128_hexdigest(load_template(name, None).source.encode()) == fingerprint:
+            return name
+    return f"not a built-in one ({fingerprint[:8]})"
+
+
+def step_text(step: str) -> str:
+    """`FormatChat, train_on assistant, truncation error`: class and plain options of a described transform."""
+    try:
+        facts, _ = JSONDecoder().raw_decode(step)
+        name = facts.pop("transform")
+    except (ValueError, KeyError, AttributeError):
+        return shorten(step, _LONG, placeholder=" ...")
+    plain = {key: value for key, value in facts.items() if isinstance(value, str | int) and key not in _HASHES}
+    return ", ".join([name, *(f"{key} {str(value).lower()}" for key, value in plain.items())])

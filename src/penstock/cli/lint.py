@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +15,7 @@ from rich.text import Text
 
 from penstock.chat.format_chat import FormatChat
 from penstock.chat.format_preference import FormatPreference
+from penstock.cli.advice import command_wording
 from penstock.cli.console import count, output, print_json, say
 from penstock.cli.options import command
 from penstock.errors import ConfigError, DataError
@@ -63,13 +65,13 @@ def lint(
         if as_json:
             print_json(asdict(finding), indent=False)
         elif kinds.total() <= most:
-            say(f"{finding.file}, row {finding.row}: {finding.kind}: {finding.reason}")
+            say(f"{finding.file}, row {finding.row}: {finding.kind}: {_worded(finding.reason)}")
             if finding.shown:
                 say(finding.shown, style="dim")
     if not as_json:
         for kind, number in kinds.most_common():
             say(f"{number:>8,}  {kind}")
-        say(f"{rows:,} rows, {count(kinds.total(), 'violation') if kinds else 'no violation'}")
+        say(f"{count(rows, 'row')}, {count(kinds.total(), 'violation') if kinds else 'no violation'}")
     if kinds:
         raise typer.Exit(1)
 
@@ -95,7 +97,12 @@ def _explain(source: Any, recipe: Recipe, number: int, *, as_json: bool) -> None
             text = part.text if len(part.text) <= 100 else f"{part.text[:70]} ... {part.text[-25:]}"
             table.add_row(message, part.name, Text(part.where, style=_STYLES[part.where]), Text(repr(text)[1:-1]))
         output().print(table)
-        say("every part is in the text" if problem is None else f"refused: {problem}")
+        say("every part is in the text" if problem is None else f"refused: {_worded(problem)}")
+
+
+def _worded(reason: str) -> str:
+    """A reason in the words of this command."""
+    return command_wording(signature(lint).parameters.values())(reason)
 
 
 def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[LintFinding | None, int]]:

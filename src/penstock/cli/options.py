@@ -26,8 +26,9 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, load_config
 
 ConfigArgument = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="A YAML or JSON file that describes a loader, or a token store.")
+    str, typer.Argument(metavar="CONFIG", help="A YAML or JSON file that describes a loader, or a token store.")
 ]
+"""A text: a `Path` would spoil a URL."""
 StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.")]
 SetOption = Annotated[
     list[str] | None,
@@ -243,12 +244,12 @@ def check_assignments(assignments: Sequence[str] | None) -> Sequence[str]:
     return assignments or ()
 
 
-def read_config(path: Path, assignments: Sequence[str] | None) -> LoaderConfig:
+def read_config(path: str, assignments: Sequence[str] | None) -> LoaderConfig:
     """The loader file, changed by `--set`."""
     return load_config(path, check_assignments(assignments))
 
 
-def read_planned(path: Path, assignments: Sequence[str] | None) -> LoaderConfig:
+def read_planned(path: str, assignments: Sequence[str] | None) -> LoaderConfig:
     """The loader file, if the loader has a plan: a stream has none."""
     config = read_config(path, assignments)
     if config.arguments.get("streaming"):

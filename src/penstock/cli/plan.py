@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,7 +27,7 @@ def plan(
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Stop counting here; needed for an endless mixture.")] = None,
     diff: Annotated[
-        Path | None, typer.Option(metavar="OTHER_CONFIG", help="Show only the differences to this config.")
+        str | None, typer.Option(metavar="OTHER_CONFIG", help="Show only the differences to this config.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Annotated, Any
 
@@ -23,6 +23,7 @@ from penstock.cli.console import emit
 from penstock.cli.options import command
 from penstock.errors import ConfigError, PluginError
 from penstock.fsqueue import QueueSink, QueueSource
+from penstock.plugins import Format
 
 Maker = Callable[..., Any]
 
@@ -42,6 +43,10 @@ class StageEntry:
     package: str
     version: str
     target: str
+    summary: str = ""
+    """First sentence of its documentation."""
+    arguments: list[str] = field(default_factory=list)
+    """As they are written in Python: `column`, `into='words'`, `*, strict=False`."""
     problem: str | None = None
     """Reason why it cannot be used."""
 
@@ -82,26 +87,43 @@ def resolve(group: str, name: str) -> Maker:
 def entries() -> list[StageEntry]:
     """All stages; plugins are loaded to check them."""
     own = [
-        StageEntry(group, name, "penstock", __version__, f"{maker.__module__}:{maker.__qualname__}")
+        StageEntry(group, name, "penstock", __version__, f"{maker.__module__}:{maker.__qualname__}", *_described(maker))
         for group in _PACKAGES
         for name, maker in sorted(built_in(group).items())
     ]
-    return own + [
-        StageEntry(plugin.group, plugin.name, plugin.package, plugin.version, plugin.target, _problem(plugin))
-        for plugin in installed_plugins.installed()
-    ]
+    return own + [_entry(plugin) for plugin in installed_plugins.installed()]
 
 
-def _problem(plugin: installed_plugins.Plugin) -> str | None:
+def _entry(plugin: installed_plugins.Plugin) -> StageEntry:
+    entry = StageEntry(plugin.group, plugin.name, plugin.package, plugin.version, plugin.target)
     if plugin.group in _PACKAGES and plugin.name in built_in(plugin.group):
-        return f"hidden by the built-in {plugin.name!r}"
+        return replace(entry, problem=f"hidden by the built-in {plugin.name!r}")
     try:
-        installed_plugins.find(plugin.group, plugin.name)
+        found = installed_plugins.find(plugin.group, plugin.name)
     except PluginError as error:
-        return str(error)
+        return replace(entry, problem=str(error))
     except SystemExit as error:
-        return f"it calls sys.exit({error.code!r}) when it is imported; update or uninstall {plugin.package}"
-    return None
+        reason = f"it calls sys.exit({error.code!r}) when it is imported; update or uninstall {plugin.package}"
+        return replace(entry, problem=reason)
+    summary, arguments = _described(found)
+    return replace(entry, summary=summary, arguments=arguments)
+
+
+def _described(stage: Any) -> tuple[str, list[str]]:
+    """First sentence of the documentation of a stage, and its arguments; a format has suffixes instead."""
+    if isinstance(stage, Format):
+        sides = [name for name in ("source", "sink") if getattr(stage, name) is not None]
+        return f"Files that end in {', '.join(stage.suffixes)}: {' and '.join(sides)}.", []
+    text = " ".join((inspect.getdoc(stage) or "").partition("\n\n")[0].split())
+    if isinstance(stage, type) and text.startswith(f"{stage.__name__}("):
+        text = ""  # a dataclass without documentation
+    try:
+        parameters = inspect.signature(stage).parameters.values()
+    except (TypeError, ValueError):
+        return text, []
+    shown = [re.sub(r"^(\**\w+)\s*:.*?(\s*=.*)?$", r"\1\2", str(each)).replace(" = ", "=") for each in parameters]
+    sentence = re.match(r".+?(?<!\bal)\.(?=\s|$)", text)
+    return sentence[0] if sentence else text, shown
 
 
 def _snake_case(name: str) -> str:
@@ -112,7 +134,7 @@ def _snake_case(name: str) -> str:
 def plugins(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array, one object for each stage.")] = False,
 ) -> None:
-    """List the built-in stages and those of installed plugins, with package, version and target.
+    """List the built-in stages and those of installed plugins: what each does, and its arguments.
 
     Plugins are loaded to check them; one that cannot be loaded is listed with the reason.
     """
@@ -121,16 +143,20 @@ def plugins(
     def show() -> None:
         order = {group: number for number, group in enumerate(dict.fromkeys(entry.group for entry in found))}
         for group, members in groupby(sorted(found, key=lambda entry: order[entry.group]), lambda entry: entry.group):
-            typer.echo(f"{group}\n" + "\n".join(_lines(list(members))))
+            typer.echo("\n".join([group, *_lines(list(members))]))
 
     emit([dataclasses.asdict(entry) for entry in found], show, as_json=as_json)
 
 
-def _lines(members: list[StageEntry]) -> list[str]:
-    cells = [[entry.name, f"{entry.package} {entry.version}", entry.target] for entry in members]
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    lines = []
-    for entry, row in zip(members, cells):
-        line = "  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
-        lines.append(line if entry.problem is None else f"{line}\n    cannot be used: {entry.problem}")
-    return lines
+def _lines(members: list[StageEntry]) -> Iterator[str]:
+    """Name and summary, with the arguments below; of a plugin also its package and target."""
+    width = max(len(entry.name) for entry in members)
+    for entry in members:
+        yield f"  {entry.name:<{width}}  {entry.summary or entry.target}"
+        margin = " " * (width + 4)
+        if entry.arguments:
+            yield margin + ", ".join(entry.arguments)
+        if entry.package != "penstock":
+            yield f"{margin}{entry.package} {entry.version}, {entry.target}"
+        if entry.problem is not None:
+            yield f"{margin}cannot be used: {entry.problem}"

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from penstock.cli.console import count, fact_table, log_lines, print_json, print_table, say
 from penstock.cli.options import JsonOption, QuietOption, command
@@ -70,7 +69,7 @@ def prepare(
             say(f"{prepared.path} is ready: it was made of the same input in the same way before")
         else:
             print_table(closing_table(prepared.report, budget_bytes=memory.capacity))
-        print_table(store_table(_facts(prepared)["store"], prepared.tokens_per_second))
+        print_table(fact_table(store_lines(_facts(prepared)["store"], prepared.tokens_per_second)))
 
 
 def _facts(prepared: Prepared) -> dict[str, Any]:
@@ -86,19 +85,15 @@ def _facts(prepared: Prepared) -> dict[str, Any]:
     }
 
 
-def store_table(facts: dict[str, Any], tokens_per_second: float | None = None) -> Table:
+def store_lines(facts: dict[str, Any], tokens_per_second: float | None = None) -> Iterator[tuple[str, str, str]]:
     """Tokens, throughput, supervised share and row lengths of a store."""
-
-    def rows() -> Iterator[tuple[str, str, str]]:
-        if facts["tokens"] is not None:
-            rate = f"{tokens_per_second / 1e6:,.2f} M tokens/s" if tokens_per_second else ""
-            yield "tokens", f"{facts['tokens']:,}", rate
-        if facts["supervised_share"] is not None:
-            yield "supervised", f"{facts['supervised_share']:.1%}", f"{facts['supervised']:,} tokens"
-        if facts["lengths"]:
-            spread = ", ".join(f"{name} {value:,}" for name, value in facts["lengths"].items() if name != "p50")
-            yield "row length", f"{facts['lengths']['p50']:,}", f"median; {spread}"
-        shards = count(facts["shards"], "shard")
-        yield "store", format_bytes(facts["bytes"]), f"{facts['path']}, version {facts['version']}, {shards}"
-
-    return fact_table(rows())
+    if facts["tokens"] is not None:
+        rate = f"{tokens_per_second / 1e6:,.2f} M tokens/s" if tokens_per_second else ""
+        yield "tokens", f"{facts['tokens']:,}", rate
+    if facts["supervised_share"] is not None:
+        yield "supervised", f"{facts['supervised_share']:.1%}", f"{facts['supervised']:,} tokens"
+    if facts["lengths"]:
+        spread = ", ".join(f"{name} {value:,}" for name, value in facts["lengths"].items() if name != "p50")
+        yield "row length", f"{facts['lengths']['p50']:,}", f"median; {spread}"
+    shards = count(facts["shards"], "shard")
+    yield "store", format_bytes(facts["bytes"]), f"{facts['path']}, version {facts['version']}, {shards}"

@@ -100,7 +100,7 @@ def _drawn(found: Status) -> RenderableType:
     parts: list[RenderableType] = [fact_table(facts), Text(), _split_table(found.splits)]
     if cursors:
         parts += [Text(), table(["split", ">rank", ">read", ">done"], cursors)]
-    parts += [Text(), _member_table(found.members) if found.members else Text("no members")]
+    parts += [Text(), _member_table(found.members)] if found.members else []
     return Group(*parts, Text(), Text(found.advice, style="bold"))
 
 

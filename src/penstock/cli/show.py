@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Any
 
 import numpy as np
@@ -18,11 +18,12 @@ from penstock.cli.console import output, print_json, say
 from penstock.cli.options import SetOption, command, open_rank, read_planned
 from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.errors import ConfigError, DataError
+from penstock.files.filesystems import is_remote, local_or_none
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.source import Inputs
 from penstock.store import open_store
-from penstock.store.manifest import is_store
+from penstock.store.manifest import is_store, refuse_remote_store
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 
 Pieces = list[tuple[str, str]]
@@ -40,9 +41,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 @command(["template", "column", "columns", "transforms", "add_bos", "add_eos", "chat", "preference"])
 def show(
     data: Annotated[
-        Path,
+        str,
         typer.Argument(
-            metavar="STORE|FILE|CONFIG", help="A store, a file of documents or chats, or, with --step, a loader file."
+            metavar="STORE|FILE|CONFIG",
+            help="A store, a file of documents or chats (also a URL), or, with --step, a loader file.",
         ),
     ],
     recipe: Any,
@@ -71,11 +73,11 @@ def show(
     row = row or 0
     if step is not None:
         sequences = list(sequences_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer))
-    elif not data.exists():
+    elif not is_remote(data) and not Path(data).exists():
         raise ConfigError(f"{data} does not exist")
-    elif is_store(data):
-        sequences = _from_store(data, row, tokenizer)
-    elif data.suffix in (".yaml", ".yml"):
+    elif (local := local_or_none(data)) is not None and is_store(local):
+        sequences = _from_store(local, row, tokenizer)
+    elif data.endswith((".yaml", ".yml")):
         raise ConfigError(f"{data} describes a loader; pass --step N")
     elif tokenizer is None:
         raise ConfigError("a file has no tokens yet: pass --tokenizer")
@@ -211,7 +213,8 @@ def _from_store(path: Path, number: int, tokenizer: str | None) -> list[TokenSeq
     return _sides(row, f"{path.name} row {number}", loaded)
 
 
-def _from_file(path: Path, number: int, recipe: Recipe) -> list[TokenSequence]:
+def _from_file(path: str, number: int, recipe: Recipe) -> list[TokenSequence]:
+    refuse_remote_store(path)
     if number < 0:
         raise ConfigError(f"--row: expected 0 or more for a file, got {number}")
     opened = OpenedRecipe.of(recipe, path)
@@ -225,11 +228,11 @@ def _from_file(path: Path, number: int, recipe: Recipe) -> list[TokenSequence]:
                     made = transform.transform(made) if made.num_rows else made
             except DataError as error:
                 reason = error.reason.removeprefix("row 0 of the batch: ").replace("row 0 of the batch", "it")
-                raise DataError(reason, file=str(path), row=number) from error
+                raise DataError(reason, file=path, row=number) from error
             if not made.num_rows:
                 raise ConfigError(f"row {number} of {path} is dropped by {transform!r}")
             row = {name: _plain(made.column(name)[0]) for name in made.schema.names}
-            return _sides(row, f"{path.name} row {number}", steps.tokenizer)
+            return _sides(row, f"{PurePath(path).name} row {number}", steps.tokenizer)
         before += batch.num_rows
     raise ConfigError(f"--row: {path} has {before} rows, got {number}")
 
@@ -263,7 +266,8 @@ def _print(sequence: TokenSequence, *, ids: bool) -> None:
             say(f"{token:>8}  {text!r}  {kind}", style=_STYLES[kind])
         return
     console = output()
-    shown = _coloured(sequence.pieces()) if console.is_terminal else _bracketed(sequence.pieces())
+    colours = console.color_system is not None and not console.no_color
+    shown = _coloured(sequence.pieces()) if colours else _bracketed(sequence.pieces())
     console.print(shown, highlight=False, soft_wrap=True)
 
 

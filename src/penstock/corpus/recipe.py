@@ -151,7 +151,8 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
             if self.template not in (None, chat_template):
                 raise ConfigError("template and chat_template are two names of one option; pass one of them")
             object.__setattr__(self, "template", chat_template)
-        object.__setattr__(self, "transforms", as_transforms(self.transforms))
+        if self.transforms != ():
+            object.__setattr__(self, "transforms", as_transforms(self.transforms))
         if isinstance(self.columns, Mapping):
             if self.chat.get("columns") not in (None, self.columns):
                 raise ConfigError("columns and chat['columns'] are two names of one option; pass one of them")
@@ -230,8 +231,8 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         except SchemaError:
             return False
         raise ConfigError(
-            f"the rows have a column 'text' and the columns of a chat ({form}); pass column='text' (--column text) to "
-            "take them as documents, or a template to take them as chats"
+            f"the rows have a column 'text' and the columns of a chat ({form}); pass column='text' "
+            "(text_column= of a loader, --column text) to take them as documents, or template= to take them as chats"
         )
 
     def _chat_steps(self, tokenizer: Tokenizer, schema: pa.Schema) -> Steps:
@@ -277,7 +278,9 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         try:
             return detect_format(schema)
         except SchemaError as error:
-            raise SchemaError(f"{error}; for documents, name the column with their text") from None
+            raise SchemaError(
+                f"{error}; for documents, name the column with their text (text_column= of a loader, --column)"
+            ) from None
 
     def _document_steps(self, tokenizer: Tokenizer, schema: pa.Schema, work: Path | None) -> Steps:
         if self.text_column not in schema.names:
@@ -373,10 +376,13 @@ class OpenedRecipe:
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
         if isinstance(source, MemorySource | IteratorSource):
-            if recipe.transforms or recipe.is_chat(recipe.names or source.column_names()):
+            there = source.column_names()
+            if not there or source.size_hint() == 0:
+                raise DataError("there are no rows in the input", file=repr(source))
+            if recipe.transforms or recipe.is_chat(recipe.names or there):
                 source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
-        if getattr(source, "schema", None) is None:
+        if "schema" not in dir(source):  # a look at it could read all rows
             source = PeekedSource(source)
         if recipe.transforms or recipe.columns is not None:
             source = _without_conflicts(source, recipe)
@@ -417,7 +423,10 @@ class OpenedRecipe:
             return None
         recipe, tokenizer = self.recipe, self.tokenizer
         own: str | None = getattr(tokenizer, "chat_template", None)
-        options = {item.name: getattr(recipe, item.name) for item in fields(recipe)}
+        described, unnamed = describe_transforms(recipe.transforms) if recipe.transforms else ([], None)
+        if unnamed is not None:
+            return None
+        options = {item.name: getattr(recipe, item.name) for item in fields(recipe)} | {"transforms": described}
         template = load_template(recipe.template, own).source if recipe.template else None
         asked = options | {
             "code": _code_stamp(),
@@ -445,11 +454,11 @@ class OpenedRecipe:
     @cached_property
     def transforms(self) -> list[Transform]:
         """The transforms of raw rows."""
-        recipe = self.recipe
+        recipe, names = self.recipe, self.recipe.names
         transforms = on_json(recipe.transforms, self.schema) if recipe.transforms else []
-        if recipe.columns is not None and isinstance(self.source, MemorySource | IteratorSource):
-            return [Select(recipe.names or ()), *transforms]  # sources of files read only these
-        return transforms
+        if names is None or names == self.schema.names:
+            return transforms
+        return [Select(names), *transforms]  # the source cannot leave columns out
 
     @cached_property
     def row_schema(self) -> pa.Schema:
@@ -488,7 +497,7 @@ class OpenedRecipe:
     def for_streams(self, row_column: str) -> tuple[Any, Steps]:
         """A source that knows its columns without reading all rows, and steps that keep the column of row numbers."""
         source, recipe = self.source, self.recipe
-        if hasattr(source, "close"):
+        if hasattr(source, "close") and not isinstance(source, IteratorSource):
             source.close()  # rows are read by others, from any place
         text = recipe.text_column
         if isinstance(source, JsonlSource) and self.names is None:
@@ -557,5 +566,6 @@ def _refusal(kind: str, label: str | None) -> str:
         loss, plain = "would train on bad answers as on good ones", "to train on all of them regardless of the label"
     return (
         f"{rows}, and as plain chats a model {loss}; use PreferenceDataLoader, or prepare them with preference=True "
-        f"(--preference); pass preference=False (--no-preference) {plain}, or drop or rename the column"
+        f"(--preference); pass preference=False (--no-preference) {plain}, or drop or rename the column "
+        "before (transforms=, --transform drop=NAME)"
     )

@@ -307,8 +307,12 @@ class FileDates(NamedTuple):
 def dates_of_files(train: pa.Table, test: pa.Table | None, names: Iterable[str]) -> FileDates:
     """Convert columns of dates. Values of either file decide for both."""
     formats, doubts = {}, {}
+    tested = set() if test is None else set(test.column_names)
+    trained = set(train.column_names)
     for name in names:
-        there = [table.column(name) for table in (train, test) if table is not None and name in table.column_names]
+        there = [train.column(name)] if name in trained else []
+        if test is not None and name in tested:
+            there.append(test.column(name))
         written, doubt = _format_of(name, [one_array(column) for column in there])
         if doubt:
             doubts[name] = doubt

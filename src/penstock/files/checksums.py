@@ -17,7 +17,7 @@ import struct
 import threading
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -324,6 +324,21 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
     if memo is not None and fresh:
         _write_memo(Path(memo), fresh)
     return found
+
+
+def remembered_hash(name: str, files: Sequence[Path], memo: PathLike, make: Callable[[], str]) -> str:
+    """Hash that `make` computes from some files, remembered in the memo as long as the files are what they were."""
+    stats = [file.stat() for file in files]
+    marks = [_mark(stat) for stat in stats]
+    whole = xxhash.xxh3_64_intdigest(orjson.dumps(marks)) >> 1
+    mark = [sum(stat.st_size for stat in stats), len(stats), whole, 0]  # as many numbers as a file has
+    known = _read_memo(memo).get(name)
+    if known is not None and known[:-1] == mark:
+        return str(known[-1])
+    digest = make()
+    if all(map(is_settled, stats)) and [_mark(file.stat()) for file in files] == marks:
+        _write_memo(Path(memo), {name: [*mark, digest]})
+    return digest
 
 
 def is_settled(stat: os.stat_result) -> bool:

@@ -8,6 +8,8 @@ import gzip
 import io
 import lzma
 import os
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
@@ -18,7 +20,8 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import PathLike, split_suffix
 
 # Arrow does not know xz, and fails on a bz2 file of several streams if one of them is empty.
-_PYTHON_CODECS = {".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File}
+_PYTHON_CODECS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
+_MAGIC = {".xz": b"\xfd7zXZ\0", ".bz2": b"BZh"}
 _ARROW_CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
 _LEVELS = {".gz": (0, 9), ".zst": (1, 22), ".bz2": (1, 9), ".lz4": (0, 0), ".xz": (0, 9)}
 _BUFFER_BYTES = 1 << 18
@@ -133,7 +136,7 @@ class _Decompressed(io.RawIOBase):
         self.raw = io.FileIO(os.fspath(self._path))
         self._stream: Any
         if self._codec in _PYTHON_CODECS:
-            self._stream = _PYTHON_CODECS[self._codec](self.raw)
+            self._stream = _Streams(self.raw, self._codec)
         else:
             buffered = io.BufferedReader(self.raw, _BUFFER_BYTES)
             self._stream = pa.CompressedInputStream(pa.PythonFile(buffered, mode="r"), _ARROW_CODECS[self._codec])
@@ -155,6 +158,60 @@ class _Decompressed(io.RawIOBase):
         if left:
             self._damage = error  # the file was truncated meanwhile
         self._piece_bytes = 1
+
+
+def inflate(data: bytes, most: int = 1 << 24) -> bytes:
+    """Bytes that `zlib.compress` made small; ValueError if they are damaged, or would be more than `most`."""
+    stream = zlib.decompressobj()
+    try:
+        found = stream.decompress(data, most)
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
+    if not stream.eof:
+        raise ValueError(f"it ends too early, or has more than {most} bytes")
+    return found
+
+
+class _Streams:
+    """The bytes of one or several compressed streams. Behind them may be zeros, but nothing else: the classes of Python
+    take whatever follows a stream for the end of the file."""
+
+    def __init__(self, raw: io.FileIO, codec: str) -> None:
+        self._raw, self._codec = raw, codec
+        self._decoder = _PYTHON_CODECS[codec]()
+        self._first = True
+
+    def readinto(self, view: memoryview) -> int:
+        while len(view):
+            if self._decoder.eof and not self._next_stream():
+                return 0
+            data = self._raw.read(_BUFFER_BYTES) if self._decoder.needs_input else b""
+            if not data and self._decoder.needs_input:
+                if self._first:
+                    return 0
+                raise EOFError("Compressed file ended before the end-of-stream marker was reached")
+            self._first = False
+            if found := self._decoder.decompress(data, len(view)):
+                view[: len(found)] = found
+                return len(found)
+        return 0
+
+    def close(self) -> None:
+        pass
+
+    def _next_stream(self) -> bool:
+        """Begin with what follows a stream; False at the end of the file."""
+        data = self._decoder.unused_data
+        magic = _MAGIC[self._codec]
+        while len(data := data.lstrip(b"\0")) < len(magic) and (more := self._raw.read(_BUFFER_BYTES)):
+            data += more
+        if not data:
+            return False
+        if not data.startswith(magic):
+            raise EOFError(f"something else follows the end of the stream: {data[:20]!r}")
+        self._decoder = _PYTHON_CODECS[self._codec]()
+        self._raw.seek(-len(data), os.SEEK_CUR)
+        return True
 
 
 def _skip(reader: ByteReader, count: int) -> int:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import queue
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.listing import PathLike
@@ -16,12 +18,19 @@ from penstock.files.listing import PathLike
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
 
+Answer = TypeVar("Answer")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")  # at least two letters: one is a drive on Windows
 _PASSWORD = re.compile(
-    r"(?P<user>://[^/@:]*:)[^/@]+(?=@)|(?i:(?P<key>[?&][\w-]*(?:password|secret|token|signature|sig|key)=))[^&]+"
+    r"(?P<user>://[^/@:]*:)[^/@]+(?=@)|(?i:(?P<key>[?&][\w-]*(?:password|passwd|pwd|secret|token|signature|sig|key|"
+    r"credential|auth|session|jwt)=))[^&]+"
 )
 """`user:password@`, and the options of a query that are called like one."""
 _ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+_WEB = ("http", "https")
+ANSWER_SECONDS = 60.0
+"""Longest wait for an answer: to a request, or for the next bytes of a file on a web server."""
+_RETRY_SECONDS = 20
+"""Google's client tries for a quarter of an hour by default, silently, also without a network."""
 
 
 def is_remote(path: PathLike) -> bool:
@@ -56,8 +65,12 @@ def open_filesystem(url: PathLike) -> tuple[FileSystem, str]:
         return _open_fsspec(text)
     path, query = cut(text)
     root, _, key = path.partition("://")[2].partition("/")
+    if scheme in ("gs", "gcs") and "retry_limit_seconds=" not in query:
+        query += f"{'&' if query else '?'}retry_limit_seconds={_RETRY_SECONDS}"
     try:
-        filesystem, base = fs.FileSystem.from_uri(f"{scheme}://{root}{query}")
+        filesystem, base = answered(text, lambda: fs.FileSystem.from_uri(f"{scheme}://{root}{query}"))
+    except TimeoutError:
+        raise
     except (OSError, ValueError, NotImplementedError) as error:
         raise ConfigError(f"{shown(text)!r} cannot be opened: {error}") from error
     return filesystem, f"{base.rstrip('/')}/{key}".rstrip("/")
@@ -74,14 +87,95 @@ def _open_fsspec(url: str) -> tuple[FileSystem, str]:
             "(for hf://: pip install 'penstock[hf]')"
         ) from error
     try:
-        filesystem, path = fsspec.core.url_to_fs(url)
+        filesystem, path = answered(url, lambda: fsspec.core.url_to_fs(url, **_web_options(url)))
     except ImportError as error:
         raise ConfigError(f"{shown(url)!r} needs a package that is not installed: {error}") from error
     except (ValueError, TypeError) as error:
         known = ", ".join(f"{scheme}://" for scheme in ("s3", "gs", "abfs", "hdfs", "hf", "https", "file"))
         raise ConfigError(f"{shown(url)!r} cannot be opened: {error}; such as {known} can") from error
+    except OSError as error:  # some connect already here
+        if repr(shown(url)) in str(error):
+            raise
+        kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
+        raise kind(f"{shown(url)!r} cannot be reached: {_without(url, str(error))}") from error
     filesystem.invalidate_cache()  # or a long-lived process would never see what has changed
     return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), path
+
+
+def _web_options(url: str) -> dict[str, Any]:
+    """Options that let fsspec wait for a web server, but not for ever; the time for a whole file is not limited."""
+    schemes = {part.partition("://")[0].lower() for part in url.split("::")}
+    if not schemes & {*_WEB}:
+        return {}
+    from aiohttp import ClientTimeout
+
+    timeout = ClientTimeout(total=None, sock_connect=ANSWER_SECONDS, sock_read=ANSWER_SECONDS)
+    options = {"client_kwargs": {"timeout": timeout}}
+    return options if "::" not in url else dict.fromkeys(schemes & {*_WEB}, options)
+
+
+def answered(url: str, ask: Callable[[], Answer]) -> Answer:
+    """The answer of a file system; after `ANSWER_SECONDS` a TimeoutError, and the request is abandoned.
+
+    Clients written in C++ have no deadlines, and cannot be interrupted.
+    """
+    results: queue.SimpleQueue[tuple[Answer | None, BaseException | None]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            results.put((ask(), None))
+        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that asks
+            results.put((None, error))
+
+    threading.Thread(target=work, name="penstock-request", daemon=True).start()
+    try:
+        answer, error = results.get(timeout=ANSWER_SECONDS)
+    except queue.Empty:
+        raise TimeoutError(
+            f"{shown(url)!r}: no answer within {ANSWER_SECONDS:g} s; check the network, the address and the credentials"
+        ) from None
+    if error is not None:
+        raise error
+    return cast(Answer, answer)
+
+
+def look(filesystem: FileSystem, path: str, url: str) -> FileInfo:
+    """Kind, size and time of what is at a path. What a web server answers with an error is one, unless it has no such
+    file; Arrow would take all of them for missing files."""
+    if scheme_of(url) not in _WEB or "::" in url:
+        with naming_url(url):
+            return answered(url, lambda: filesystem.get_file_info(path))
+    from pyarrow.fs import FileInfo, FileType
+
+    found = web_info(filesystem, path, url)
+    if found is None:
+        return FileInfo(path, FileType.NotFound)
+    return FileInfo(path, FileType.File, size=found.get("size"))
+
+
+def web_info(filesystem: FileSystem, path: str, url: str) -> dict[str, Any] | None:
+    """Facts of a file on a web server; None if it has no such file. Any other answer, and none, is an error."""
+    try:
+        return cast(dict[str, Any], answered(url, lambda: filesystem.handler.fs.info(path)))
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        status = getattr(cause, "status", None)
+        if status in (404, 410):
+            return None
+        if status in (401, 403, 407):
+            raise PermissionError(f"{shown(url)!r} may not be read: the server answered {status}") from None
+        if status is not None:
+            raise OSError(f"{shown(url)!r} cannot be read: the server answered {status}; try again later") from None
+        if cause is None:
+            return None
+        if isinstance(cause, TimeoutError):
+            raise TimeoutError(f"{shown(url)!r}: the server did not answer within {ANSWER_SECONDS:g} s") from None
+        raise ConnectionError(f"{shown(url)!r} cannot be reached: {_without(url, str(cause))}") from None
+
+
+def _without(url: str, text: str) -> str:
+    """A message of another package, without the secrets of a URL in it."""
+    return text.replace(url, shown(url))
 
 
 def kind_of(info: FileInfo) -> str:
@@ -92,7 +186,7 @@ def select(filesystem: FileSystem, path: str, url: str, *, recursive: bool) -> l
     from pyarrow.fs import FileSelector
 
     with naming_url(url):
-        found = filesystem.get_file_info(FileSelector(path, recursive=recursive))
+        found = answered(url, lambda: filesystem.get_file_info(FileSelector(path, recursive=recursive)))
     return sorted(found, key=lambda info: info.path.split("/"))
 
 
@@ -137,9 +231,14 @@ def naming_url(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(f"no such file or directory: {shown(url)!r}") from error
     except PermissionError as error:
-        raise PermissionError(f"{shown(url)!r} may not be read: {error}") from error
+        if repr(shown(url)) in str(error):
+            raise
+        raise PermissionError(f"{shown(url)!r} may not be read: {_without(url, str(error))}") from error
     except Exception as error:  # the file systems of other packages raise what they like
-        raise OSError(f"{shown(url)!r} cannot be read: {error or type(error).__name__}") from error
+        if isinstance(error, OSError) and repr(shown(url)) in str(error):
+            raise
+        said = _without(url, str(error)) or type(error).__name__
+        raise OSError(f"{shown(url)!r} cannot be read: {said}") from error
 
 
 def scheme_of(url: str) -> str:

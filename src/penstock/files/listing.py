@@ -93,6 +93,14 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     if "://" in text:
         from penstock.files.remote import RemotePath, fetch_files, path_of  # it imports this module
 
+        if text.startswith("hf://"):
+            from penstock.files.hub import fetch_url
+
+            local = fetch_url(text)
+            try:
+                return _expand(local, suffixes)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(str(error).replace(local, text)) from error
         place = path_of(text)
         if isinstance(place, RemotePath):
             return fetch_files(place, suffixes)
@@ -125,9 +133,9 @@ def _inside(directory: Path, suffixes: Sequence[str]) -> list[Path]:
     files = sorted(_walk(directory), key=lambda file: file.parts)
     chosen = [file for file in files if split_suffix(file)[0] in suffixes] if suffixes else files
     if not chosen:
-        wanted = ", ".join(suffixes) if suffixes else "any"
+        wanted = f"{', '.join(suffixes)} file" if suffixes else "file"
         there = ", ".join(sorted({"".join(split_suffix(file)) or "no suffix" for file in files})) or "nothing"
-        raise FileNotFoundError(f"no {wanted} file in directory {str(directory)!r}; it holds: {there}")
+        raise FileNotFoundError(f"no {wanted} in directory {str(directory)!r}; it holds: {there}")
     return chosen
 
 

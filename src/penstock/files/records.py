@@ -183,8 +183,9 @@ class CsvRecords(Lines):
 class JsonItems:
     """The objects of a JSON file, over any number of lines: those of one array, or just one after the other.
 
-    The bracket that opens the array is not part of the data. Commas and space separate the objects; what else stands
-    between two of them belongs to the second, which is then no valid JSON.
+    The bracket that opens the array is not part of the data. A comma and space separate the objects; what else stands
+    between two of them belongs to the second, which is then no valid JSON. So does the end of the first, if a comma is
+    missing or doubled. Outside of an array any number of commas will do.
     """
 
     newline_ends = False
@@ -194,7 +195,10 @@ class JsonItems:
 
     def cut(self, data: Bytes) -> tuple[int, int]:
         _, stops = _top_level(data)
-        return (int(stops[-1]), len(stops)) if len(stops) else (0, 0)
+        count = len(stops)
+        if count > 1 and self._in_array and data[stops[-1] :][:256].tobytes().lstrip()[:1] in (b"{", b"["):
+            count -= 1  # no comma: that is seen if both objects are in one piece
+        return (int(stops[count - 1]), count) if count else (0, 0)
 
     def spans(self, data: Bytes) -> tuple[Positions, Positions]:
         starts, stops = _top_level(data)
@@ -202,11 +206,26 @@ class JsonItems:
         strange = np.flatnonzero(~_IS_SEPARATOR[data[gap]])
         _, first = np.unique(owner[strange], return_index=True)
         starts[owner[strange[first]]] = gap[strange[first]]
+        if self._in_array:
+            miscounted = self._miscounted(data[gap], owner, len(starts))
+            miscounted[owner[strange]] = False
+            wrong = np.flatnonzero(miscounted)
+            starts[wrong] = np.maximum(np.append(0, stops)[wrong] - 1, 0)
         return starts, stops
+
+    @staticmethod
+    def _miscounted(gap: Bytes, owner: Positions, count: int) -> npt.NDArray[np.bool_]:
+        """True for the objects that do not have one comma before them; the first of a piece may be that of the file."""
+        commas = np.bincount(owner[gap == _COMMA], minlength=count)
+        wrong: npt.NDArray[np.bool_] = commas != 1
+        wrong[:1] &= commas[:1] != 0
+        return wrong
 
     def leftover(self, rest: bytes) -> int:
         left = rest.strip(b" \t\r\n,")
         if left == (b"]" if self._in_array else b""):
+            if self._in_array and b"," in rest:
+                raise ValueError(f"there is a comma at the end of the array: {rest.strip()[:60]!r}")
             return 0
         if not left:
             raise ValueError("the file ends before its array is closed: it was cut short")
@@ -225,10 +244,12 @@ class JsonItems:
         if depth.max(initial=0) > MAX_DEPTH:
             raise DepthError
         starts, stops = _outermost(brackets, opening, depth)
-        gap, _ = _gaps(starts, stops)
+        gap, owner = _gaps(starts, stops)
         after = np.arange(stops[-1] if len(stops) else 0, len(data))
         if not _IS_SEPARATOR[data[gap]].all() or not (_IS_SEPARATOR[data[after]] | (data[after] == _ARRAY_END)).all():
             raise ValueError("expected only JSON objects, got other text between them")
+        if self._in_array and self._miscounted(data[gap], owner, len(starts)).any():
+            raise ValueError("expected one comma between two JSON objects")
         between = np.concatenate([gap, after])
         ready = data.copy()
         ready[between[data[between] == _COMMA]] = _NEWLINE

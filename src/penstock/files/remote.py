@@ -31,12 +31,14 @@ from penstock.files.filesystems import (
     is_remote,
     kind_of,
     local_path,
+    look,
     naming_url,
     open_filesystem,
     require_local,
     scheme_of,
     select,
     shown,
+    web_info,
 )
 from penstock.files.listing import FoundFiles, PathLike, split_suffix
 from penstock.files.locks import FileLock
@@ -196,8 +198,7 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
     text = os.fspath(url)
     filesystem, path = open_filesystem(text)
     folder = _cache(cache_dir)
-    with naming_url(text):
-        kind = kind_of(filesystem.get_file_info(path))
+    kind = kind_of(look(filesystem, path, text))
     base = path.rstrip("/").split("/")
     if kind == "File":
         chosen, base = [path], base[:-1]
@@ -205,9 +206,9 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
         files = files_below(filesystem, path, text)
         chosen = [file for file in files if not suffixes or split_suffix(file)[0] in suffixes]
         if not chosen:
-            wanted = ", ".join(suffixes) if suffixes else "any"
+            wanted = f"{', '.join(suffixes)} file" if suffixes else "file"
             there = ", ".join(sorted({"".join(split_suffix(file)) or "no suffix" for file in files})) or "nothing"
-            raise FileNotFoundError(f"no {wanted} file in directory {shown(text)!r}; it holds: {there}")
+            raise FileNotFoundError(f"no {wanted} in directory {shown(text)!r}; it holds: {there}")
     else:
         chosen = files_matching(filesystem, path, text)
         base = list(takewhile(lambda part: not re.search(r"[*\[]", part), base))
@@ -241,20 +242,12 @@ def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | Non
 
 def _is_on_the_web(url: str) -> bool:
     """True if a web server has a file. An HTML page counts as missing; no answer at all is an error."""
-    filesystem, path = open_filesystem(url)
-    try:
-        found = filesystem.handler.fs.info(path)
-    except FileNotFoundError as error:
-        if getattr(error.__cause__, "status", None) is None:
-            raise OSError(f"{shown(url)!r} cannot be requested: {error.__cause__ or error}") from error
-        return False
-    return str(found.get("mimetype")) != "text/html"
+    found = web_info(*open_filesystem(url), url)
+    return found is not None and str(found.get("mimetype")) != "text/html"
 
 
 def _look(url: str) -> FileInfo:
-    filesystem, path = open_filesystem(url)
-    with naming_url(url):
-        return filesystem.get_file_info(path)
+    return look(*open_filesystem(url), url)
 
 
 def _cache(directory: PathLike | None) -> Path:
@@ -267,7 +260,9 @@ class _ChangedError(Exception):
 
 def _fetch(filesystem: FileSystem, path: str, url: str, cache: Path, wait_seconds: float = 3600.0) -> Path:
     """A copy of the file at `path`, to which `url` leads: itself, its directory or a glob."""
-    home, name = cache / _digest(_identity(url, path)), _NOT_IN_NAMES.sub("_", path.rpartition("/")[2]) or "file"
+    # The path on a web server has the query too, which may hold a secret, and hides the suffix.
+    named = cut(path)[0] if scheme_of(url) in ("http", "https") else path
+    home, name = cache / _digest(_identity(url, path)), _NOT_IN_NAMES.sub("_", named.rpartition("/")[2]) or "file"
     origin = url if cut(url)[0].endswith(name) else f"{url}: {path}"
     for _ in range(_ATTEMPTS):
         size, stamp = _stamp(filesystem, path, origin)
@@ -306,7 +301,7 @@ def _download(filesystem: FileSystem, path: str, url: str, file: BinaryIO) -> in
 def _stamp(filesystem: FileSystem, path: str, url: str) -> tuple[int | None, str]:
     """The size, and all that tells one state of a file from another."""
     with naming_url(url):
-        info = filesystem.get_file_info(path)
+        info = look(filesystem, path, url)
         facts: dict[str, Any] = {"size": info.size, "mtime": info.mtime_ns}
         if kind_of(info) == "File" and hasattr(filesystem, "handler"):
             details = filesystem.handler.fs.info(path)

@@ -122,12 +122,12 @@ class Status:
         if all(split.finished for split in self.splits):
             return "every split has been read to its end"
         if not providers and not consumers:
-            return f"no member is at work; {ready} files are ready for a trainer" if ready else "no member is at work"
+            return f"no member is at work; {_files(ready)} ready for a trainer" if ready else "no member is at work"
         if not providers and not all(split.end is not None for split in self.splits):
-            rest = f"; {ready} files are left for the trainer" if ready else ", and the trainer waits"
+            rest = f"; {_files(ready)} left for the trainer" if ready else ", and the trainer waits"
             return f"no provider is at work{rest}: run `python prepare.py <config>`"
         if not consumers:
-            return f"no trainer is at work; {ready} files are ready for one"
+            return f"no trainer is at work; {_files(ready)} ready for one"
         return self._bottleneck(len(consumers))
 
     def _bottleneck(self, consumers: int) -> str:
@@ -239,3 +239,7 @@ def _stat(path: Path) -> os.stat_result | None:
         return os.stat(path)
     except FileNotFoundError:
         return None
+
+
+def _files(number: int) -> str:
+    return "1 file is" if number == 1 else f"{number:,} files are"

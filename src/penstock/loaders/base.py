@@ -116,7 +116,10 @@ class DataLoader:
     # The four methods of the interface
 
     def get_batch(self, batch_size: int | None = None) -> TrainingBatch:
-        """Next batch, of `batch_size` samples for each rank. Continues with the next epoch when one ends."""
+        """Next batch, of `batch_size` samples for each rank. Continues with the next epoch when one ends.
+
+        The last batch of an epoch has the samples that are left. A `batch_size` larger than an epoch is an error.
+        """
         self._check_ready()
         profile = self._profile
         if profile is not None:

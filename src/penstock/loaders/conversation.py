@@ -27,9 +27,9 @@ class ConversationDataLoader(DataLoader, options=(Options,)):
 
         loader = ConversationDataLoader("sft.jsonl", tokenizer, max_length=2048, chat_template="chatml")
 
-    `path` is raw files in any of the chat formats, or a store made of them. `chat` has further options of `FormatChat`,
-    such as `train_on`. `truncation` is the policy for conversations that are too long. They are cut when the store is
-    made, which notices conversations without a supervised token left.
+    `path` is raw files or other rows (a dataset, a DataFrame, a list of dicts) in any of the chat formats, or a store.
+    `chat` has further options of `FormatChat`, such as `train_on`. `truncation` is the policy for conversations that
+    are too long. They are cut when the store is made, which notices conversations without a supervised token left.
 
     Preferences are for `PreferenceDataLoader` and refused here; `preference=False` reads them as plain chats: only
     `chosen` of pairs, and all labelled answers (KTO) regardless of their label.

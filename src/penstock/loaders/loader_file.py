@@ -43,7 +43,9 @@ from penstock.distributed.ranks import find_rank
 from penstock.distributed.sharding import Balanced, Contiguous, Strided
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.documents import read_document, set_value
+from penstock.files.filesystems import is_remote
 from penstock.files.listing import PathLike
+from penstock.files.remote import fetch
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
@@ -54,7 +56,7 @@ from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan
 from penstock.order.schedules import Schedule
 from penstock.store import open_store
-from penstock.store.manifest import is_store
+from penstock.store.manifest import is_store, refuse_remote_store
 from penstock.types.conversion import Problems, convert
 
 LOADERS: dict[str, type[DataLoader]] = {
@@ -65,7 +67,7 @@ LOADERS: dict[str, type[DataLoader]] = {
 }
 _OWN_KEYS = ("loader", "epochs", "edits")
 """Keys that are not arguments of a loader."""
-_OBJECTS = ("group", "shard", "pad", "output")
+_OBJECTS = ("group", "shard", "pad", "output", "raw")
 """Arguments that no file can hold."""
 _SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
 _KINDS: dict[str, Any] = {
@@ -161,7 +163,8 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
     All problems of the file are in one ConfigError. A token store instead of a file means a loader of that store with
     default options.
     """
-    file = Path(path)
+    refuse_remote_store(path)
+    file = fetch(path) if is_remote(path) else Path(path)
     if is_store(file):
         with open_store(file) as store:
             kind = "pretrain" if store.manifest.mask_column is None else "conversation"

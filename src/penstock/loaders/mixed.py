@@ -44,6 +44,9 @@ class MixedDataLoader(DataLoader, options=(Options,)):
     rows. With a loader of your own (see `DataLoader`) among the sources, all of them must be loaders; they are mixed by
     batches then, and the mixture moves them.
 
+    Loaders with `streaming=True` are mixed by samples too, if all are streams. Weights are needed then, and every rank
+    reads all streams. Seed, shuffle and batch size are those of the mixture.
+
     `weights` may be a `Schedule` over steps. Without weights, sources count by their tokens; a `temperature` above 1
     evens them out. Sources that end begin again, at most `max_epochs` times. An epoch of the mixture ends with the step
     in which the first source ends (`first_exhausted`), or the last one (`all_exhausted`), or when each was used exactly
@@ -76,6 +79,12 @@ class MixedDataLoader(DataLoader, options=(Options,)):
             schedule = _schedule(weights, temperature, sizes)
             super().__init__(_LoaderMixEngine(loaders, chosen, schedule, limits, stopping_strategy))
             return
+        if any(map(_is_stream, named.values())):
+            for unused, value in (("tokenizer", tokenizer), ("text_column", text_column)):
+                if value is not None:
+                    raise ConfigError(f"{unused} has no effect: streams have their own; pass it to the loaders")
+            super().__init__(_stream_mixture(named, chosen, weights, limits, temperature, stopping_strategy))
+            return
         recipe = build_recipe(tokenizer, chosen, **({"column": text_column} if tokenizer is not None else {}))
         found: list[LoaderSource] = []
         for name, source in named.items():
@@ -90,6 +99,36 @@ class MixedDataLoader(DataLoader, options=(Options,)):
         sizes = {source.name: float(max(source.inputs.table.tokens, 1)) for source in found}
         schedule = _schedule(weights, temperature, sizes)
         super().__init__(PlanEngine(found, chosen, schedule=schedule, stopping=stopping_strategy))
+
+
+def _is_stream(source: Any) -> bool:
+    from penstock.loaders.streamed.engine import StreamEngine  # imported only if there are loaders
+
+    return isinstance(source, DataLoader) and isinstance(source._engine, StreamEngine)
+
+
+def _stream_mixture(
+    named: Mapping[str, Any],
+    options: Options,
+    weights: Weights,
+    limits: Mapping[str, int],
+    temperature: float,
+    stopping: str,
+) -> Any:
+    from penstock.loaders.streamed.mixture import StreamMixEngine
+
+    for name, source in named.items():
+        if not _is_stream(source):
+            raise ConfigError(
+                f"{name!r} is no stream, and others are; pass a loader with streaming=True for each source (a store "
+                "can be streamed too), or prepare all of them"
+            )
+    if weights is None:
+        raise ConfigError("a mixture of streams needs weights=, because their sizes are not known")
+    if limits:
+        raise ConfigError("max_epochs needs the lengths of the sources, which streams do not know; prepare the data")
+    schedule = _schedule(weights, temperature, dict.fromkeys(named, 1.0))
+    return StreamMixEngine({name: source._engine for name, source in named.items()}, options, schedule, stopping)
 
 
 _ALWAYS_USED = frozenset({"budget", "device", "pin_memory", "prefetch"})

@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.source import LoaderSource
 from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
-from penstock.order.positions import nothing_to_deliver
+from penstock.order.positions import larger_than_epoch, nothing_to_deliver
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
@@ -95,6 +95,7 @@ class PlanEngine:
                 f"batch_size={batch_size} does not work with max_tokens={self.options.max_tokens}, which decides the "
                 "number of rows; call get_batch() without a size"
             )
+        other = batch_size is not None and batch_size != self.batch_size
         count = None if batch_size is None else batch_size * self.rank.world_size
         if count not in (None, self.plan.global_batch) and self.plan.counts_steps:
             raise ConfigError(
@@ -105,6 +106,8 @@ class PlanEngine:
         for _ in range(2):
             step, following = self.plan.read(position, count)
             if step is not None:
+                if other and position.at_start and len(step.samples) < (count or 0):
+                    raise larger_than_epoch(batch_size, self.rank.world_size, len(step.samples))
                 return self._make_one(step), self.plan.next_delivered(following, count)
             if self.plan.ended(following):
                 raise EOFError("no batch is left: every source was used as often as max_epochs allows")

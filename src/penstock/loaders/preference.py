@@ -31,10 +31,10 @@ class PreferenceDataLoader(DataLoader, options=(Options,)):
         for batch in loader:                   # PreferenceBatch: 8 chosen rows, then the 8 rejected ones
             ...
 
-    `path` is raw files, or a store made of them with `preference=True`: rows with `chosen` and `rejected` are pairs,
-    rows with a boolean `label` (or `kto_tag`) labelled answers. `batch_size` counts pairs, `max_length` the tokens of
-    each side with its prompt, `max_tokens` those of both sides. `truncation` is that of `FormatPreference`, applied
-    when the store is made; longer rows of a store are an "error", or "drop"ped.
+    `path` is raw files or other rows, or a store made of them with `preference=True`: rows with `chosen` and `rejected`
+    are pairs, rows with a boolean `label` (or `kto_tag`) labelled answers. `batch_size` counts pairs, `max_length` the
+    tokens of each side with its prompt, `max_tokens` those of both sides. `truncation` is that of `FormatPreference`,
+    applied when the store is made; longer rows of a store are an "error", or "drop"ped.
 
     - `completion`: tokens of an answer in `completion_mask`. "supervised": the turn of the model with its end token;
       "all": everything after the prompt, as TRL counts, including what the template adds after the turn.

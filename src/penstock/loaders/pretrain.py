@@ -21,9 +21,9 @@ class PretrainDataLoader(DataLoader, options=(Options,)):
 
         loader = PretrainDataLoader("corpus/", tokenizer, chunk_size=2048, batch_size=16)
 
-    `path` is raw files, a directory or a glob of them, which are tokenized into the cache on first use; or a token
-    store, or several. `packing="best_fit"` keeps documents whole. With `streaming=True` nothing is prepared: see
-    `docs/loaders.md`.
+    `path` is raw files, a directory or a glob of them, or other rows (a Hugging Face dataset, a DataFrame, an Arrow
+    table, a list of dicts), which are tokenized into the cache on first use; or a token store, or several.
+    `packing="best_fit"` keeps documents whole. With `streaming=True` nothing is prepared: see `docs/loaders.md`.
     """
 
     def __init__(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,7 +18,7 @@ from penstock.rl.advantages.estimators import EstimatorFunction
 from penstock.rl.advantages.presets import Preset
 from penstock.rl.compute import AdvantageSpec
 from penstock.rl.engine import RolloutEngine
-from penstock.rl.live import LiveBuffer
+from penstock.rl.live import AppendReader, IteratorAppends, LiveBuffer
 from penstock.rl.options import NOT_FOR_ROLLOUTS, OPTION_KINDS, read_rollout_options
 from penstock.rl.queue import RolloutQueue
 from penstock.rl.read.rollouts import read_rollouts
@@ -51,6 +51,10 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
     Advantages are computed over a whole *rollout batch* (all data of a list or a file, unless `rollout_batch_size` is
     given). It is then used `ppo_epochs` times, split into minibatches of at most `batch_size` rollouts a rank, which
     are balanced over ranks by length. So neither the batch size nor the number of ranks changes a number.
+
+    An iterator, or a function that makes one, is read to its end, as a list is; with `rollout_batch_size` it is a live
+    source, whose batches come as it makes rollouts. There, rollouts of a group, or with equal prompts, come one after
+    the other.
 
     A loop is over all of a list or a file. Of a live source it is over one rollout batch: set `policy_version` before
     it. `counts` has the dropped rollouts by reason. `estimator` is a name or a function of `penstock.rl.advantages`, or
@@ -94,6 +98,7 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
 
             loaded = load_tokenizer(tokenizer)
         source: RolloutSource
+        text = TextRule(chat_template=shared.template, add_bos=bool(shared.add_bos), add_eos=bool(shared.add_eos))
         if isinstance(rollout_data, LiveBuffer | RolloutQueue):
             for name, given in {"columns": columns, **_text_options(shared)}.items():
                 if given is not None:
@@ -102,22 +107,30 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
                     )
             appends = rollout_data.appends(shared.find_rank(), loaded)
             source = LiveRollouts(appends, rollout.batching, by_prompt=by_prompt)
+        elif _is_endless(rollout_data) and rollout.batching.rollout_batch_size is not None:
+            if shared.find_rank().world_size > 1:
+                raise ConfigError(
+                    f"an iterator of rollouts is only seen by its own process, and this is {shared.find_rank()}; use a "
+                    "RolloutQueue, which all ranks read, or LiveBuffer(replicated=True) if every rank is given the same"
+                )
+            reader = AppendReader(loaded, columns, rollout.selection.group_prompts, text)
+            joined = rollout.batching.group_size is None
+            made = IteratorAppends(rollout_data, reader, by_prompt=by_prompt, joined=joined)
+            source = LiveRollouts(made, rollout.batching, by_prompt=by_prompt)
         else:
             if rollout.batching.max_pending_appends is not None:
                 raise ConfigError("max_pending_appends is for live sources; groups of a list or a file are complete")
             empty: Literal["error", "keep"] = "error" if rollout.selection.on_empty(spec.rules) == "error" else "keep"
             # Other rules apply to a rollout batch, when it is selected.
             table = read_rollouts(
-                rollout_data,
+                list(rollout_data()) if callable(rollout_data) and _is_endless(rollout_data) else rollout_data,
                 tokenizer=loaded,
                 columns=columns,
                 missing_rewards="error" if rollout.selection.on_missing(spec.rules) == "error" else "keep",
                 empty_responses=empty,
                 all_masked=empty,
                 group_prompts=rollout.selection.group_prompts,
-                text=TextRule(
-                    chat_template=shared.template, add_bos=bool(shared.add_bos), add_eos=bool(shared.add_eos)
-                ),
+                text=text,
             )
             path = str(rollout_data) if isinstance(rollout_data, str | os.PathLike) else None
             if rollout.batching.group_size is not None:
@@ -169,3 +182,8 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
         """
         self._check_ready()
         self._engine.commit(self.state_dict() if state is None else state)
+
+
+def _is_endless(rollouts: Any) -> bool:
+    """True for data that may have no end: an iterator, or a function that makes one."""
+    return isinstance(rollouts, Iterator) or (callable(rollouts) and not isinstance(rollouts, Iterable | type))

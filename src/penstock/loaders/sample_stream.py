@@ -24,6 +24,7 @@ from penstock.loaders.rate_limit import RateLimit
 from penstock.loaders.samples.datasets import own_arrays
 from penstock.memory import MemoryBudget, format_bytes, object_nbytes
 from penstock.pipeline.config import PipelineConfig
+from penstock.pipeline.context import StopEvent
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.prefetch import ReadAhead, WorkAhead
 from penstock.pipeline.stages import Source
@@ -60,7 +61,7 @@ class Signals:
     """Events between a loop and the thread that reads ahead of it. They refer to neither, so a run can be collected."""
 
     def __init__(self) -> None:
-        self.stop, self.ended = threading.Event(), threading.Event()
+        self.stop, self.ended = StopEvent(), StopEvent()
         self.failed = False
         self.chunks = threading.Semaphore(0)
         """Released for each chunk, and once at the end."""

@@ -150,3 +150,12 @@ def nothing_to_deliver(samples: int, size: int) -> ConfigError:
         f"an epoch has {samples} samples, fewer than a global batch of {size}, and drop_last=True drops what does not "
         "fill a batch; use a smaller batch_size, or drop_last=False"
     )
+
+
+def larger_than_epoch(batch_size: int | None, ranks: int, samples: int) -> ConfigError:
+    """Error for a batch that was asked for and is larger than an epoch."""
+    each = f" x {ranks} ranks" if ranks > 1 else ""
+    return ConfigError(
+        f"a batch of {batch_size}{each} was asked for, and an epoch has only {samples} samples; ask for at most that "
+        "many"
+    )

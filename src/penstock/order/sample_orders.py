@@ -73,6 +73,10 @@ class Order(ABC):
     def describe(self) -> dict[str, Any]:
         """Everything that the order depends on except the rows, as plain values."""
 
+    def __repr__(self) -> str:
+        options = {"shuffle": self.shuffle, "seed": self.seed, **self.describe()}
+        return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
     def fixed_counts(self) -> Ints | None:
         """Samples in each window, if arithmetic gives them and every epoch has the same; otherwise None."""
         return None

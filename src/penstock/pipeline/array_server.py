@@ -15,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.pipeline.array_worker import SUPERSEDING, Answer, ArrayService, describe_error, dumped, table_of, views_of
-from penstock.pipeline.lifeline import end_with_parent
-from penstock.pipeline.processes import ERROR, RESULT, SETUP, SharedBytes, read_frame, write_frame
+from penstock.pipeline.processes import ERROR, RESULT, SETUP, SharedBytes, end_with_parent, read_frame, write_frame
 
 
 class Frames:

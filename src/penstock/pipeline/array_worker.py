@@ -33,7 +33,6 @@ import orjson
 from penstock import errors
 from penstock._forks import check_process
 from penstock.errors import ConfigError
-from penstock.pipeline.lifeline import lifeline
 from penstock.pipeline.processes import (
     _HEADER,
     ERROR,
@@ -41,6 +40,7 @@ from penstock.pipeline.processes import (
     RemoteError,
     SharedBytes,
     _environment,
+    lifeline,
     write_frame,
 )
 

@@ -54,12 +54,12 @@ class Parcel:
     """Rows of the batch when it became due."""
     bad_rows: State | None = None
     """Size of the quarantine when this parcel became due, its own bad rows included."""
+    file_bytes: int | None = None
+    """Bytes of the input files before the next parcel, if the source is `Measured`."""
     rows_ahead: int = 0
     """Rows that count as read and not delivered."""
     is_part: bool = False
     """True if more rows of the same parcel follow, in another one."""
-    file_bytes: int | None = None
-    """Bytes of the input files before the next parcel, if the source is `Measured`."""
     taken: int = 0
     """Number of those rows that have reached the consumer, in this run or an earlier one."""
 
@@ -108,7 +108,8 @@ class Buffers:
         self._in_order = in_order
         self._idle = idle
         """Called now and then by a thread that waits: what others free of its memory, only it can give back."""
-        self._lock = threading.Lock()
+        # Reentrant: a garbage collection inside of it may end the loop that nobody uses any more.
+        self._lock = threading.RLock()
         self._room_to_read = threading.Condition(self._lock)
         self._work_there = threading.Condition(self._lock)
         self._parked = threading.Condition(self._lock)

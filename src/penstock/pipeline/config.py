@@ -28,13 +28,13 @@ class PipelineConfig:
     """Threads, or spawned processes for transforms in pure Python."""
     batch_rows: int | Literal["auto"] = "auto"
     """Rows in every batch an iteration yields (the last may be shorter); "auto" lets sizes follow the bottleneck."""
-    rows_ahead: int | None = None
-    """Most rows between the source and the consumer, besides the batch that the consumer has; None: the budget alone
-    limits them. Of files that are read in larger parts, one part may be more."""
     max_wait_seconds: float | None = None
     """Longest wait of a row for the others of its batch. A live source (`IteratorSource`) then hands over the rows it
     has, and a batch of `batch_rows` leaves with fewer rows. None: the source decides (a second), and batches of
     `batch_rows` are full."""
+    rows_ahead: int | None = None
+    """Most rows between the source and the consumer, besides the batch that the consumer has; None: the budget alone
+    limits them. Of files that are read in larger parts, one part may be more."""
     on_error: OnError = "raise"
     """A bad row stops the run, is dropped and counted, or is dropped, counted and written to the quarantine file."""
     quarantine: str | Path | None = None
@@ -60,6 +60,7 @@ class PipelineConfig:
             raise ConfigError(f"max_workers must be a positive number, got {self.max_workers!r}")
         if self.batch_rows != "auto" and not _positive(self.batch_rows):
             raise ConfigError(f"batch_rows must be a positive number or 'auto', got {self.batch_rows!r}")
+        check_max_wait(self.max_wait_seconds)
         if self.rows_ahead is not None:
             if not _positive(self.rows_ahead):
                 raise ConfigError(f"rows_ahead must be a positive number or None, got {self.rows_ahead!r}")
@@ -67,7 +68,6 @@ class PipelineConfig:
                 raise ConfigError(
                     f"rows_ahead={self.rows_ahead} is less than the batch_rows={self.batch_rows} of one batch; raise it"
                 )
-        check_max_wait(self.max_wait_seconds)
         if self.on_error not in ("raise", "skip", "quarantine"):
             raise ConfigError(f"on_error must be 'raise', 'skip' or 'quarantine', got {self.on_error!r}")
         if self.max_failures is not None and self.max_failures < 0:

@@ -26,6 +26,34 @@ from penstock.pipeline.tuner import RunTotals, Tuner
 from penstock.pipeline.watchdog import Watchdog, watchdog
 
 
+class StopEvent:
+    """Event as in `threading`, with a reentrant lock.
+
+    An abandoned loop or consumer is ended by whatever thread collects it. If that thread is inside of this very event,
+    the lock of `threading.Event` would never be free.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition(threading.RLock())
+        self._set = False
+
+    def is_set(self) -> bool:
+        return self._set
+
+    def set(self) -> None:
+        with self._changed:
+            self._set = True
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        self._set = False
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """True as soon as it is set; False after so many seconds."""
+        with self._changed:
+            return self._set or self._changed.wait_for(self.is_set, seconds)
+
+
 class Context:
     """The stages, the config, the budget and the figures of a run."""
 
@@ -46,7 +74,7 @@ class Context:
         self.acknowledged = source if isinstance(source, Acknowledged) else None
         self.holds_rows = any(isinstance(transform, Finishing) for transform in transforms)
         """True if a transform may hold rows that were read before the position of the run and are not delivered."""
-        self.stop = threading.Event()
+        self.stop = StopEvent()
         self.rows_ahead = RowsAhead(config.rows_ahead)
         self.tuner = Tuner(config, lambda: budget.limit)
         self.resident = ResidentWatch(budget)

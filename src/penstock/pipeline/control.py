@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from penstock.errors import StalledError
 from penstock.memory.pressure import MemoryPressureHandler
-from penstock.pipeline.context import Context
+from penstock.pipeline.context import Context, StopEvent
 from penstock.pipeline.metrics import on_batch
 from penstock.pipeline.stages import Live
 from penstock.pipeline.workers import Workers
@@ -96,7 +96,7 @@ class PeriodicThread:
 
     def __init__(self, seconds: float, work: Callable[[], object], *, name: str = "penstock-ticker") -> None:
         self.seconds, self.work, self.name = seconds, work, name
-        self._stopping = threading.Event()
+        self._stopping = StopEvent()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:

@@ -13,9 +13,18 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from penstock.pipeline.chain import BrokenStageError, Chain, StepError, stage_name
-from penstock.pipeline.lifeline import end_with_parent
 from penstock.pipeline.metrics import StageMetrics
-from penstock.pipeline.processes import BATCH, ERROR, RESULT, SETUP, SHARED, SharedBytes, read_frame, write_frame
+from penstock.pipeline.processes import (
+    BATCH,
+    ERROR,
+    RESULT,
+    SETUP,
+    SHARED,
+    SharedBytes,
+    end_with_parent,
+    read_frame,
+    write_frame,
+)
 
 
 class _Recorder(StageMetrics):

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import select
+import signal
 import struct
 import subprocess
 import sys
@@ -27,7 +29,6 @@ import pyarrow as pa
 from penstock.errors import ConfigError, PenstockError
 from penstock.pipeline.chain import BrokenStageError, Chain, Counting, Ran, StepError, stage_name
 from penstock.pipeline.cores import single_thread_environment
-from penstock.pipeline.lifeline import lifeline
 from penstock.pipeline.stages import Origin, Transform
 
 _PAGE = 1 << 16
@@ -121,7 +122,7 @@ class ProcessChain(Chain):
         self._child: subprocess.Popen[bytes] | None = None
         self._there: SharedBytes | None = SharedBytes() if _CAN_SHARE else None
         self._back: SharedBytes | None = SharedBytes() if _CAN_SHARE else None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection inside of it may close this
         self._closed = False
 
     def run(self, batch: pa.RecordBatch, nbytes: int, origin: Origin | None = None) -> Ran:
@@ -214,6 +215,9 @@ class ProcessChain(Chain):
             for _ in range(_MAX_DEATHS):
                 if self._child is None:
                     self._child = self._greeted()
+            if self._closed:  # meanwhile
+                self.close()
+                raise RemoteError("the worker process was stopped")
             if self._child is None:
                 raise BrokenStageError(f"{_MAX_DEATHS} worker processes died before they had loaded the functions")
             return self._child
@@ -311,3 +315,69 @@ def _pickled(transforms: Sequence[Transform]) -> bytes:
                     "open files, locks and connections inside the function, or use threads"
                 ) from reason
         raise ConfigError(f"worker_type='process' cannot send the transforms to another process: {error}") from error
+
+
+# Lifeline of worker processes: a pipe that nobody writes to, and whose end tells them that their parent is gone. A
+# worker that is stuck in a call never reads its input, so it would not notice that the input has closed. The parent's
+# death signal of Linux is no help: it comes when the *thread* ends that started the worker. Here the kernel sends the
+# signal (SIGIO, which ends a process) when the last writing end closes, so it comes also while C code holds the
+# interpreter. Where pipes send no signals (macOS), a thread waits for the end instead. Windows has neither: there a
+# worker ends with the call that it is in.
+
+_lifeline_ends: tuple[int, int] | None = None
+"""Reading and writing end in the process that starts workers."""
+_lifeline_guard = threading.Lock()
+
+
+def lifeline() -> list[int]:
+    """Descriptors to pass to a worker, which gives them to `end_with_parent`; none on Windows."""
+    global _lifeline_ends
+    if os.name != "posix":
+        return []
+    with _lifeline_guard:
+        if _lifeline_ends is None:
+            _lifeline_ends = os.pipe()
+        return [_lifeline_ends[0]]
+
+
+def end_with_parent(descriptor: int) -> None:
+    """Have this process end as soon as the one that holds the other end of its lifeline is gone."""
+    if sys.platform != "linux" or not _signalled(descriptor):
+        threading.Thread(target=_wait_for_end, args=(descriptor,), name="penstock-lifeline", daemon=True).start()
+
+
+def _signalled(descriptor: int) -> bool:
+    """Ask the kernel for a signal at the end of the pipe; False if this system has no /proc."""
+    import fcntl
+
+    try:
+        # Opened again: what all workers inherited is one file, with one process to be signalled.
+        own = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return False
+    signal.signal(signal.SIGIO, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
+    fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
+    if select.select([own], [], [], 0)[0]:
+        os._exit(1)  # the parent was gone before the signal was asked for
+    return True
+
+
+def _wait_for_end(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        os.read(descriptor, 1)
+    os._exit(1)
+
+
+def _forget_lifeline() -> None:
+    """A forked process lets go of its parent's lifeline: it must not keep the parent's workers alive."""
+    global _lifeline_ends, _lifeline_guard
+    ends, _lifeline_ends, _lifeline_guard = _lifeline_ends, None, threading.Lock()
+    for end in ends or ():
+        with contextlib.suppress(OSError):
+            os.close(end)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_lifeline)

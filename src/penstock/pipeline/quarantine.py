@@ -100,11 +100,11 @@ class BadRows:
             self._open(0)
         assert self._file is not None
         line: dict[str, Any] = {
-            "file": row.file,
+            "file": row.file and _text(row.file),
             "row": row.row,
             "offset": row.offset,
-            "stage": row.stage,
-            "reason": row.reason,
+            "stage": _text(row.stage),
+            "reason": _text(row.reason),
         }
         if isinstance(row.data, bytes):
             try:
@@ -127,6 +127,11 @@ class BadRows:
         self._file = os.fdopen(open_own(self.path, os.O_WRONLY | os.O_CREAT), "wb")
         self._file.truncate(length)
         self._file.seek(length)
+
+
+def _text(value: str) -> str:
+    """The same text; what is no character (names of files may hold any bytes) as `\\xe9`."""
+    return value if value.isascii() else value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def _plain(value: object) -> object:

@@ -59,7 +59,13 @@ class Report:
             resumed=resumed,
         )
 
-    def lines(self, *, budget_bytes: int) -> Iterator[tuple[str, str, str]]:
+    def __str__(self) -> str:
+        """The lines that people see, in columns; `to_dict` has every figure."""
+        rows = list(self.lines())
+        label, figure = (max(len(row[column]) for row in rows) for column in (0, 1))
+        return "\n".join(f"{a:<{label}}  {b:>{figure}}  {c}".rstrip() for a, b, c in rows)
+
+    def lines(self, *, budget_bytes: int | None = None) -> Iterator[tuple[str, str, str]]:
         """Label, figure and remark of each line that people see."""
         yield "rows in", f"{self.rows_in:,}", _ORIGIN if self.resumed else ""
         yield "rows out", f"{self.rows_out:,}", ""
@@ -69,7 +75,8 @@ class Report:
         yield from _by_reason("quarantined", self.quarantined)
         yield from _by_reason("skipped", self.skipped)
         yield "time", format_seconds(self.seconds), self._speed()
-        yield "peak memory", format_bytes(self.peak_bytes), f"of a budget of {format_bytes(budget_bytes)}"
+        budget = f"of a budget of {format_bytes(budget_bytes)}" if budget_bytes is not None else ""
+        yield "peak memory", format_bytes(self.peak_bytes), budget
         yield "bottleneck", "", self.bottleneck
 
     def _speed(self) -> str:

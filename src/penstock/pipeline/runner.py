@@ -18,7 +18,7 @@ from penstock.memory.budget import MemoryBudget, Reservation
 from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.checkpoint import Checkpoint
-from penstock.pipeline.context import Context
+from penstock.pipeline.context import Context, StopEvent
 from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
@@ -107,7 +107,8 @@ class SourceThread:
             )
         size = payload.nbytes
         context.tuner.saw_read(records, size)
-        parcel = Parcel(number, payload, origin, context.source_state(), reservation, time.monotonic(), rows, size)
+        state = context.source_state()
+        parcel = Parcel(number, payload, origin, state, reservation, time.monotonic(), rows_in=rows, size=size)
         parcel.file_bytes = context.measured.file_bytes_read() if context.measured is not None else None
         context.rows_ahead.count(parcel, records)
         return parcel
@@ -185,7 +186,7 @@ class Runner:
     def close(self) -> None:
         """Stop every thread and wait for them. Idempotent; a hung stage is abandoned, and named in the log."""
         if os.getpid() != self.process:  # a fork has none of the threads, and maybe the locks that they held
-            self.context.stop = threading.Event()
+            self.context.stop = StopEvent()
             self.context.stop.set()
             return
         self.halt()

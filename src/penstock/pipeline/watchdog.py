@@ -36,6 +36,7 @@ _ENTRY = struct.Struct("<QddH")
 _SLOTS, _SLOT_BYTES = 127, 512
 _TEXT_BYTES = _SLOT_BYTES - _ENTRY.size
 _TICK = 0.25
+_CLOSE_SECONDS = 2.0
 _BURNING = 0.2
 """Share of the time that a thread which holds the interpreter is seen to run at least, on a busy machine too."""
 
@@ -60,7 +61,7 @@ class Watchdog:
         self._beats = self._runs = 0
         self._free = deque(range(1, _SLOTS + 1))
         self._slots: dict[int, int] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection inside of it may end a run
 
     def begin_run(self) -> None:
         with self._lock:
@@ -98,9 +99,13 @@ class Watchdog:
             self._free.append(slot)
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        self._pipe.close()
+        self._pipe.close()  # that ends it
+        try:
+            self._process.wait(_CLOSE_SECONDS)
+        except subprocess.TimeoutExpired:  # somebody has stopped it
+            with contextlib.suppress(OSError):  # a process that has become another user may not
+                self._process.kill()
+            self._process.returncode = 0
 
     def forget(self) -> None:
         """In a forked process: let go of what belongs to the parent."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -20,11 +20,13 @@ import numpy.typing as npt
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StalledError
+from penstock.pipeline.prefetch import IteratorThread
 from penstock.rl.read.columns import as_objects, read_columns
 from penstock.rl.read.engines import engine_rollouts
 from penstock.rl.read.rollouts import column_fields, read_rollouts
 from penstock.rl.read.text import TextRule
 from penstock.rl.rollout import PER_TOKEN, Rollout, RolloutTable
+from penstock.rl.selection import is_unnamed
 from penstock.rl.sources import Appends
 
 if TYPE_CHECKING:
@@ -221,6 +223,115 @@ class _BufferAppends:
 
     def close(self) -> None:
         pass  # the buffer belongs to its creator
+
+
+class IteratorAppends:
+    """Appends of an iterator, as it makes them, or of a function that makes one.
+
+    An item is a rollout, or several that belong together. Rollouts that follow each other and name the same group, or
+    with `by_prompt` none and have equal prompts, are one append. It is complete when another one follows; with
+    `joined=False` every item is an append. A function can be resumed: its iterator passes over the appends before.
+    """
+
+    name = "an iterator of rollouts"
+
+    def __init__(
+        self, items: Iterator[Any] | Callable[[], Iterable[Any]], reader: AppendReader, *, by_prompt: bool, joined: bool
+    ) -> None:
+        self._reader, self._by_prompt, self._joined = reader, by_prompt, joined
+        self._repeatable = callable(items)
+        self._make: Callable[[], Iterator[Any]] = lambda: iter(items()) if callable(items) else items
+        self._begin()
+
+    def _begin(self) -> None:
+        self._items: IteratorThread[Any] = IteratorThread(self._make, owned=self._repeatable)
+        self._ahead: list[tuple[Any, _ReadAppend]] = []
+        """Item that was taken and begins the next append."""
+        self._tables: dict[int, RolloutTable] = {}
+        self._next = 0
+
+    def first(self) -> int:
+        return 0
+
+    def get(self, number: int, missing: Callable[[], str]) -> RolloutTable | None:
+        while self._next <= number:
+            found = self._append()
+            if found is None:
+                return None
+            self._tables[self._next] = with_ids(*found, self._next)
+            self._next += 1
+        if number not in self._tables:
+            if not self._repeatable:
+                raise ResumeError(
+                    f"the rollouts of append {number} were used, and an iterator cannot go back; pass a function that "
+                    "makes it"
+                )
+            self.restore(number)
+            return self.get(number, missing)
+        return self._tables[number]
+
+    def release(self, number: int, needed: Set[int]) -> None:
+        for old in [held for held in self._tables if held < number and held not in needed]:
+            del self._tables[old]
+
+    def facts(self) -> dict[str, Any]:
+        return {"kind": "iterator"}
+
+    def check_saved(self, unused: bool) -> None:
+        if not self._repeatable and (unused or self._ahead):
+            raise ConfigError(
+                "unused rollouts of an iterator would be lost with the process; pass a function that makes the "
+                "iterator, which is then read again up to the state, or use a RolloutQueue"
+            )
+
+    def restore(self, first: int) -> bool:
+        if not self._repeatable:
+            return False
+        if self._next > first:
+            self.close()
+            self._begin()
+        while self._next < first:
+            if self._append() is None:
+                raise ResumeError(f"the state was saved after append {first}, the iterator ended after {self._next}")
+            self._next += 1
+        return True
+
+    def commit(self, number: int) -> None:
+        pass
+
+    def close(self) -> None:
+        self._items.close()
+
+    def _append(self) -> _ReadAppend | None:
+        """Rollouts of the next append."""
+        taken = self._ahead.pop() if self._ahead else self._take()
+        if taken is None:
+            return None
+        item, read = taken
+        key = self._key(read[0])
+        run = [item]
+        while key is not None and (taken := self._take()) is not None:
+            if self._key(taken[1][0]) != key:
+                self._ahead.append(taken)
+                break
+            run.append(taken[0])
+        return read if len(run) == 1 else self._reader.read(run)
+
+    def _take(self) -> tuple[Any, _ReadAppend] | None:
+        taken = self._items.take(1)
+        return (taken[0], self._reader.read(taken[0])) if taken else None
+
+    def _key(self, table: RolloutTable) -> Any:
+        """Group of a single rollout; None if it is an append by itself."""
+        if not self._joined or len(table) != 1:
+            return None
+        if not is_unnamed(table.groups[0]):
+            return ("group", table.groups[0])
+        return ("prompt", tuple(table.prompt_ids.values.tolist())) if self._by_prompt else None
+
+
+_ReadAppend = tuple[RolloutTable, npt.NDArray[np.bool_]]
+"""Rollouts of an append, and the rows without an id."""
 
 
 class AppendReader:

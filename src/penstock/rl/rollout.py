@@ -239,7 +239,10 @@ def from_record_batch(batch: pa.RecordBatch) -> RolloutTable:
 
 def from_json(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Values of a column of JSON text."""
-    return [None if text is None else {} if text == "{}" else json.loads(text) for text in column.to_pylist()]
+    try:
+        return [None if text is None else {} if text == "{}" else json.loads(text) for text in column.to_pylist()]
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"metadata and groups are stored as JSON, and one is not: {error}") from error
 
 
 def _lists(ragged: Ragged, dtype: Any) -> pa.Array:

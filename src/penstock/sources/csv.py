@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,6 +23,9 @@ from penstock.pipeline.stages import Block
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout
 from penstock.sources.file_source import project
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
+
+MAX_COLUMNS = 50_000
+"""Columns of a CSV file: each takes a kilobyte and more in every batch."""
 
 
 class _RowCountError(ValueError):
@@ -210,18 +214,21 @@ def _read(data: pa.Buffer, layout: FileLayout, convert: pcsv.ConvertOptions) -> 
 
 
 def _distinct(names: tuple[str, ...], where: str) -> tuple[str, ...]:
-    twice = [name for name in names if names.count(name) > 1]
-    if twice:
-        raise ConfigError(f"{where} has {twice[0]!r} twice")
+    if len(names) > MAX_COLUMNS:
+        raise ConfigError(f"{where} has {len(names):,} columns, and at most {MAX_COLUMNS:,} are read")
+    if len(set(names)) < len(names):
+        twice = next(name for name, times in Counter(names).items() if times > 1)
+        raise ConfigError(f"{where} has {twice!r} twice")
     return names
 
 
 def _check_columns(names: Sequence[str], wanted: Sequence[str], file: str, *, may_have_more: bool) -> None:
     """A file must have the columns of a schema that was given, and no others unless `columns` chose among them."""
-    missing = [name for name in wanted if name not in names]
+    here, asked = set(names), set(wanted)
+    missing = [name for name in wanted if name not in here]
     if missing:
         raise SchemaError(f"column {missing[0]!r} not in {file}; it has {list(names)}")
-    extra = [name for name in names if name not in wanted]
+    extra = [name for name in names if name not in asked]
     if extra and not may_have_more:
         raise SchemaError(f"{file} has columns {extra} that the schema lacks; add them, or pass columns=")
 

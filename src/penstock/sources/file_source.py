@@ -19,6 +19,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.checksums import FileStamps
+from penstock.files.compression import inflate
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
@@ -249,15 +250,16 @@ def is_schema(mark: str) -> bool:
 
 
 def schema_of(mark: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b85decode(mark))))
+    return pa.ipc.read_schema(pa.py_buffer(inflate(base64.b85decode(mark))))
 
 
 def project(schema: pa.Schema, columns: Sequence[str] | None, where: str) -> pa.Schema:
     """Only the requested columns, in that order; each of them must exist."""
     if columns is None:
         return schema
+    names = set(schema.names)
     for name in columns:
-        if name not in schema.names:
+        if name not in names:
             raise SchemaError(f"column {name!r} not in {where}; it has {schema.names}")
     return pa.schema([schema.field(name) for name in columns])
 

@@ -47,6 +47,8 @@ def as_input(data: Input) -> list[PathLike] | Any:
     refuse_splits(data)
     if _is_of(data, "polars", "LazyFrame"):
         raise ConfigError("a LazyFrame of Polars has no rows before it is computed; pass frame.collect()")
+    if any(_is_of(data, package, "Series") for package in ("pandas", "polars")):
+        raise ConfigError("a Series is a column, and rows have names for theirs; pass series.to_frame('text')")
     if _is_of(data, "pyarrow", "Dataset"):
         return _of_arrow_dataset(data)
     if isinstance(data, pa.RecordBatchReader):
@@ -78,6 +80,8 @@ def fingerprints_of(source: Any, *, memo: PathLike | None = None) -> list[FileFi
 
     A source of your own may have a method `fingerprints` that returns them, or one text that changes with the content.
     """
+    if isinstance(source, MemorySource):
+        return source.fingerprints(memo)
     own = getattr(source, "fingerprints", None)
     if callable(own):
         found = own()

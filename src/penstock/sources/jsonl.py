@@ -339,13 +339,13 @@ class JsonSource(JsonlSource):
     _one_a_line: ClassVar[bool] = False
 
     def _lay_out(self, number: int) -> FileLayout:
-        position, first = _first_character(self.files[number])
-        in_array = first == b"["
+        position, first = _first_characters(self.files[number])
+        in_array = first[:1] == b"[" and first != b"[,"  # with a comma there, the whole of it is no valid JSON
         return FileLayout(position + 1 if in_array else 0, JsonItems(in_array=in_array))
 
 
-def _first_character(path: PathLike) -> tuple[int, bytes]:
-    """The first byte of a file that is neither space nor byte order mark, and where it stands."""
+def _first_characters(path: PathLike) -> tuple[int, bytes]:
+    """The first two bytes of a file that are neither space nor byte order mark, and where the first stands."""
     reader = open_input(path)
     try:
         read, scratch = b"", memoryview(bytearray(1 << 12))
@@ -353,7 +353,7 @@ def _first_character(path: PathLike) -> tuple[int, bytes]:
             read += scratch[:got]
             text = read.removeprefix(b"\xef\xbb\xbf").lstrip()
             if text:
-                return len(read) - len(text), text[:1]
+                return len(read) - len(text), text[:1] + text[1:].lstrip()[:1]
     except DamagedStreamError:
         pass  # reported when the file is read
     finally:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
-from penstock.files.checksums import FileFingerprint
+from penstock.files.checksums import FileFingerprint, remembered_hash
+from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.config import check_max_wait
 from penstock.pipeline.functions import arrow_schema
-from penstock.pipeline.iterator_thread import IteratorThread
+from penstock.pipeline.prefetch import IteratorThread
 from penstock.pipeline.stages import Origin, Source, State
 from penstock.sources.content import content_hash, sample_hash
 from penstock.sources.file_source import is_schema, schema_mark, schema_of
@@ -83,9 +85,17 @@ class MemorySource(Source):
             return None
         return self._table.slice(row, max_rows).to_batches()[0]
 
-    def fingerprints(self) -> list[FileFingerprint]:
-        """The content of all rows; all of them are read for it."""
-        return [FileFingerprint("<rows>", self._table.num_rows, content_hash(self._table))]
+    def fingerprints(self, memo: PathLike | None = None) -> list[FileFingerprint]:
+        """The content of all rows; all of them are read for it, unless the memo knows those of a dataset on disk."""
+        return [FileFingerprint("<rows>", self._table.num_rows, self._content(memo))]
+
+    def _content(self, memo: PathLike | None) -> str:
+        dataset: Any = self._dataset
+        files = [] if dataset is None else [Path(file["filename"]) for file in dataset.cache_files]
+        if memo is None or not files:
+            return content_hash(self._table)
+        name = f"dataset {dataset._fingerprint} {files[0]}"
+        return remembered_hash(name, files, memo, lambda: content_hash(self._table))
 
     def sampled_identity(self) -> list[Any]:
         """Identity by some of the rows, which costs the same for any number of them."""
@@ -151,7 +161,18 @@ def _with_json(data: Any, named: Sequence[str]) -> Any:
         return with_json(data, named)
     if isinstance(data, Mapping):
         return {name: json_texts(column) if name in named else column for name, column in data.items()}
-    return data.assign(**{name: json_texts(data[name].tolist()) for name in named})
+    return data.assign(**{name: json_texts([_as_lists(value) for value in data[name]]) for name in named})
+
+
+def _as_lists(value: Any) -> Any:
+    """Values of a DataFrame, in which lists may be arrays, as JSON has them."""
+    if isinstance(value, (np.ndarray, list, tuple)):
+        return [_as_lists(item) for item in value]
+    if isinstance(value, Mapping):
+        return {name: _as_lists(item) for name, item in value.items()}
+    if isinstance(value, np.generic):
+        return value.item()
+    return None if isinstance(value, float) and value != value else value  # a missing value
 
 
 def _as_rows(data: Any, schema: pa.Schema | None) -> Rows:
@@ -271,8 +292,9 @@ class IteratorSource(Source):
         return pa.schema([]) if self._schema is None else self._schema
 
     def first_rows(self) -> pa.RecordBatch | None:
-        """The rows that the columns were learned from, which are delivered in their place too."""
-        self.learned_schema()
+        """The first rows, which are delivered in their place too."""
+        if self._pending is None:
+            self._pending = self._make(_LEARN_ROWS, self.max_wait_seconds)
         return self._pending
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
@@ -318,9 +340,17 @@ class IteratorSource(Source):
             reader.stop()
 
     def close(self) -> None:
-        """End the thread of the iterator; `reset` begins again. An iterator that was given as such stays open."""
+        """End the thread of the iterator; `reset` begins again. An iterator that was given as such stays open.
+
+        If no row was delivered yet, reading may begin afterwards: somebody has only looked at the columns.
+        """
+        if not self._row and not self._repeatable():
+            return
         reader, self._reader = self._reader, None
-        self._closed = True
+        self._closed = self._row > 0
+        if not self._closed:
+            self._begun, self._pending = False, None
+            self._waiting.clear()
         if reader is not None:
             reader.close()
 
@@ -342,12 +372,17 @@ class IteratorSource(Source):
         self._learn_rows = state.get("learned", _LEARN_ROWS)
         if mark is not None and is_schema(mark):
             self._mark, self._schema = mark, schema_of(mark)
-        self._pass_over(rows)
+        self.pass_over(rows)
         if self._mark != mark:
             raise ResumeError("the columns of the iterator are not those it had when the state was saved")
 
-    def _pass_over(self, rows: int) -> None:
-        """To where the state was saved, bad rows included."""
+    @property
+    def row(self) -> int:
+        """Number of the next row, bad rows included."""
+        return self._row
+
+    def pass_over(self, rows: int) -> None:
+        """From the beginning to a row, bad rows included."""
         if rows and (self._schema is None or self._pending is not None):
             if self._pending is None:
                 self._pending = self._make(self._learn_rows, None)  # too wide for the state: it is learned again

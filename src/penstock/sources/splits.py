@@ -36,7 +36,7 @@ from penstock.sources.blocks import BlockPosition, BlockReader, RecordSpans
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.file_source import FileSource, OpenedFile
 from penstock.sources.jsonl import JsonlSource
-from penstock.sources.memory import MemorySource
+from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched
@@ -362,6 +362,10 @@ class _RowReader:
                 batches.append(batch)
                 left -= batch.num_rows
                 self._at += batch.num_rows
+        except DataError:
+            if not batches:
+                raise
+            # What came before the bad row is delivered; the next call raises again.
         except _DAMAGED as error:
             self.close()
             self._at = first - self._split.start
@@ -380,6 +384,11 @@ class _RowReader:
         return SplitRows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
 
     def skip_bad(self) -> str:
+        if isinstance(self._source, IteratorSource):
+            before = self._source.row
+            reason = self._source.skip_file()
+            self._at += self._source.row - before
+            return reason
         self.close()
         self._split = replace(self._split, stop=self._split.start + self._at)
         return "the rest of a row group or record batch is unreadable"
@@ -450,6 +459,9 @@ class _SequentialRows:
             source._was_read = True
 
     def skip(self, rows: int) -> int:
+        if isinstance(self._source, IteratorSource):
+            self._source.pass_over(rows)
+            return rows
         left = rows
         while left and (batch := self._source.next_batch(left)) is not None:
             left -= batch.num_rows
@@ -465,7 +477,8 @@ class _SequentialRows:
         return 0
 
     def close(self) -> None:
-        return
+        if hasattr(self._source, "close"):
+            self._source.close()
 
 
 class _Shard:

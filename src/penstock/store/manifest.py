@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import re
 import time
 import zlib
@@ -19,6 +20,7 @@ import xxhash
 from penstock.errors import ConfigError, DataError
 from penstock.files.atomic import write_atomic
 from penstock.files.checksums import FileFingerprint
+from penstock.files.compression import inflate
 from penstock.files.filesystems import is_remote, require_local, shown
 from penstock.files.listing import PathLike
 
@@ -57,12 +59,17 @@ class Lineage:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Lineage:
+        inputs = [FileFingerprint(**file) for file in _is(facts["inputs"], list, "inputs")]
+        for file in inputs:
+            _is(file.name, str, "name of an input")
+            _is(file.size, int, "size of an input")
+            _is(file.xxh3, str, "hash of an input")
         return cls(
-            inputs=tuple(FileFingerprint(**file) for file in facts["inputs"]),
-            tokenizer=facts["tokenizer"],
-            template=facts["template"],
-            transforms=tuple(facts["transforms"]),
-            notes=facts["notes"],
+            inputs=tuple(inputs),
+            tokenizer=_is(facts["tokenizer"], str | None, "tokenizer"),
+            template=_is(facts["template"], str | None, "template"),
+            transforms=tuple(_is(step, str, "step") for step in _is(facts["transforms"], list, "transforms")),
+            notes=_is(facts["notes"], dict, "notes"),
         )
 
 
@@ -106,7 +113,16 @@ def _digest(facts: object) -> str:
 
 FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
-_PLAIN = ("version", "parent", "created", "tokens_column", "mask_column", "key", "run")
+_PLAIN: dict[str, Any] = {
+    "version": int,
+    "parent": int | None,
+    "created": str,
+    "tokens_column": str | None,
+    "mask_column": str | None,
+    "key": str | None,
+    "run": str | None,
+}
+_HEX = re.compile("[0-9a-f]{32}")
 VERSIONS, SHARDS, BUILD = "versions", "shards", ".build"
 
 
@@ -126,6 +142,19 @@ class ShardEntry:
     """Size of the Arrow file."""
     index_checksum: str
     index_bytes: int
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> ShardEntry:
+        for name in ("name", "index_checksum"):
+            if not _HEX.fullmatch(_is(facts[name], str, name)):
+                raise ValueError(f"the {name} of a shard is {facts[name]!r:.80}, expected a checksum")
+        for name in ("rows", "bytes", "index_bytes"):
+            if not 0 <= _is(facts[name], int, name) < 1 << 60:
+                raise ValueError(f"the {name} of a shard are {facts[name]}")
+        for name in ("tokens", "supervised"):
+            if not 0 <= (_is(facts[name], int | None, name) or 0) < 1 << 60:
+                raise ValueError(f"the {name} of a shard are {facts[name]}")
+        return cls(**facts)
 
     @property
     def file(self) -> str:
@@ -208,13 +237,30 @@ class Manifest:
 
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> Manifest:
-        schema = pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(facts["schema"]))))
+        schema = pa.ipc.read_schema(pa.py_buffer(inflate(base64.b64decode(facts["schema"]))))
+        plain = {name: _is(facts[name], kind, name) for name, kind in _PLAIN.items()}
+        for name in ("tokens_column", "mask_column"):
+            if plain[name] is not None and not _is_list(schema, plain[name]):
+                raise ValueError(f"its {name} {plain[name]!r} is no column of lists")
         return cls(
             schema=schema,
-            shards=tuple(ShardEntry(**shard) for shard in facts["shards"]),
-            lineage=tuple(Lineage.from_dict(lineage) for lineage in facts["lineage"]),
-            **{name: facts[name] for name in _PLAIN},
+            shards=tuple(map(ShardEntry.from_dict, _is(facts["shards"], list, "shards"))),
+            lineage=tuple(map(Lineage.from_dict, _is(facts["lineage"], list, "lineage"))),
+            **plain,
         )
+
+
+def _is(value: Any, kind: Any, name: str) -> Any:
+    """The value, if it has this type."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"its {name} is {value!r:.80}")
+    return value
+
+
+def _is_list(schema: pa.Schema, name: str) -> bool:
+    index = schema.get_field_index(name)
+    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return index >= 0 and any(is_kind(schema.field(index).type) for is_kind in kinds)
 
 
 def version_numbers(home: Path) -> list[int]:
@@ -258,11 +304,13 @@ def read_manifest(path: Path, version: int | None = None) -> Manifest:
             f"the store has format {written}, this release reads up to {FORMAT_VERSION}; update penstock",
             file=str(file),
         )
-    if stated != _checksum(facts):
-        raise _damaged(path, file, "its content does not match its checksum")
     try:
+        if stated != _checksum(facts):
+            raise ValueError("its content does not match its checksum")
         return Manifest.from_dict(facts)
-    except (ValueError, TypeError, KeyError, zlib.error, pa.ArrowException) as error:
+    except KeyError as error:
+        raise _damaged(path, file, f"it lacks {error}") from error
+    except (ValueError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException) as error:
         raise _damaged(path, file, str(error)) from error
 
 
@@ -298,8 +346,8 @@ def _nothing_there(path: Path, version: int | None) -> Exception:
 
 def refuse_remote_store(path: PathLike) -> None:
     """Raise a ConfigError if a URL leads to a store: it would be taken for raw files."""
-    if not is_remote(path):
-        return
+    if not is_remote(path) or os.fspath(path).startswith("hf://"):
+        return  # what the Hub has is fetched whole, and then it is local
     from penstock.files.remote import RemotePath, path_of  # for those who have URLs
 
     place = path_of(path)

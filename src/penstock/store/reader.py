@@ -316,6 +316,7 @@ def describe(store: Store) -> dict[str, Any]:
         "tokens_column": manifest.tokens_column,
         "mask_column": manifest.mask_column,
         "tokenizer": manifest.tokenizer,
+        "tokenizer_name": manifest.lineage[-1].notes.get("tokenizer") if manifest.lineage else None,
         "template": manifest.template,
         "inputs": [file.name for run in manifest.lineage for file in run.inputs],
         "transforms": list(manifest.lineage[-1].transforms) if manifest.lineage else [],

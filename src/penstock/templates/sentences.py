@@ -336,15 +336,13 @@ class JinjaTemplate(BaseTemplate):
         return {"source": self.source, "columns": {name: rule.to_dict() for name, rule in self.formats.items()}}
 
     def _text(self, values: dict[str, Any], where: str) -> str:
-        import jinja2  # slow to import
-
         values = {name: whole(value) for name, value in values.items()}
         variables = {name: value for name, value in values.items() if name in self._variables}
         try:
             if "said" in self._variables:
                 variables["said"] = {name: self._formatter(name).one(value) for name, value in values.items()}
             return str(self._program.render(**{"row": values, **variables}))
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, AttributeError) as error:
+        except Exception as error:  # a template can raise anything
             raise DataError(f"template {self.name!r}{where}: {error}") from error
 
     @property
@@ -364,6 +362,8 @@ class JinjaTemplate(BaseTemplate):
             found = find_undeclared_variables(environment.parse(self.source))
         except jinja2.TemplateSyntaxError as error:
             raise ConfigError(f"template {self.name!r}, line {error.lineno}: {error.message}") from error
+        except (RecursionError, ValueError) as error:  # too deep, or a number of too many digits
+            raise ConfigError(f"template {self.name!r} cannot be compiled: {error}") from None
         return tuple(sorted(found - environment.globals.keys()))
 
     def _formatter(self, column: str) -> ColumnFormatter:

@@ -46,6 +46,8 @@ KNOWN = {
     "pad": ("<pad>", "<|pad|>", "[PAD]"),
     "unk": ("<unk>", "<|unk|>", "[UNK]"),
 }
+MOST_GROWTH = 4096
+"""Letters that the replacements of a tokenizer may make of one."""
 FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 
 
@@ -276,7 +278,22 @@ def _checked(document: str, name: str) -> dict[str, Any]:
         raise ConfigError(f"{name} is not JSON: {error}") from None
     if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
         raise ConfigError(f"{name} is not a tokenizer.json: it has no 'model'")
+    for part, inside in (("normalizer", "normalizers"), ("decoder", "decoders")):
+        _check_growth(config.get(part), inside, f"the {part} of {name}")
     return config
+
+
+def _check_growth(step: Any, inside: str, name: str) -> None:
+    """Refuse replacements that together make a text much longer than any model wants."""
+    growth, steps = 1, [step]
+    while steps:
+        step = steps.pop()
+        if isinstance(step, dict) and step.get("type") == "Sequence" and isinstance(step.get(inside), list):
+            steps += step[inside]
+        elif isinstance(step, dict) and step.get("type") == "Replace":
+            growth *= max(1, len(str(step.get("content"))))
+    if growth > MOST_GROWTH:
+        raise ConfigError(f"{name} makes a text up to {growth:,} times as long, at most {MOST_GROWTH:,} times is taken")
 
 
 def _switch_off(config: dict[str, Any], name: str) -> None:

@@ -23,6 +23,7 @@ import pyarrow as pa
 from penstock.arrays.ragged import MOST, Flags, Ints, Ragged, list_array, row_offsets, spliced
 from penstock.arrays.text import checked_text, pieces, utf8
 from penstock.errors import ConfigError, DataError
+from penstock.files.hub import fetch_tokenizer, is_repository_name
 from penstock.tokenizers.base import (
     REFERENCE_BYTES,
     Encoded,
@@ -36,9 +37,10 @@ from penstock.tokenizers.base import (
 )
 from penstock.tokenizers.fast import FastPath, Refused
 from penstock.tokenizers.huggingface import DeferredReference, HuggingFaceReference, as_named, deferred
+from penstock.tokenizers.python import PythonReference, is_python_tokenizer
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
-from penstock.tokenizers.tiktoken import SCHEMES, TiktokenReference, named_encoding
+from penstock.tokenizers.tiktoken import PUBLISHED, SCHEMES, TiktokenReference, missing_package, named_encoding
 
 FAST_BYTES = 4 << 20
 
@@ -311,7 +313,8 @@ def _rows_that_differ(texts: pa.Array, rows: Ragged, table: VocabularyTable, len
 log = logging.getLogger("penstock.transforms.tokenization")
 
 TokenizerSpec: TypeAlias = Tokenizer | str | os.PathLike[str] | Any
-"""A tokenizer of one of the supported libraries, a path, a name, or something with the methods of `Tokenizer`."""
+"""A tokenizer of one of the supported libraries, a path, a name, a function from text to ids, or something with the
+methods of `Tokenizer`."""
 
 METHODS = ("encode", "encode_spans", "decode", "token_bytes", "fingerprint", "vocab_size", "dtype", "special")
 
@@ -327,11 +330,14 @@ def load_tokenizer(
 ) -> Tokenizer:
     """The tokenizer of `spec`:
 
-    - a `tokenizers.Tokenizer`, or a `transformers` tokenizer with one inside (a "fast" one)
+    - a name on the Hugging Face Hub, `"Qwen/Qwen3-8B"`, or `"Qwen/Qwen3-8B@revision"`: its tokenizer files are fetched
+      once into the Hub's own cache
+    - a `tokenizers.Tokenizer`, or a `transformers` tokenizer; those without one inside ("slow" ones) are slow
     - a path to `tokenizer.json`, or to a model directory with one; `tokenizer_config.json`, `special_tokens_map.json`
       and `chat_template.jinja` in the same directory are read too
     - a `tiktoken.Encoding`, the name of a published one ("cl100k_base"), or a `.tiktoken` file of such a name
     - a `SentencePieceProcessor`, or a path to a `.model` file
+    - a function from text to ids (a list or an array), or an object with `encode`, and for chats `decode`; slow
     - "byte", a `ByteTokenizer`, a `CharTokenizer`, or a path to a file of `CharTokenizer.save`
 
     `bos`, `eos` and `pad` are the texts of these tokens, where the files name none or others.
@@ -366,14 +372,16 @@ def _loaded(spec: Any) -> Tokenizer:
         return LoadedTokenizer(TiktokenReference(spec))
     if hasattr(spec, "serialized_model_proto"):
         return LoadedTokenizer(SentencePieceReference(spec.serialized_model_proto(), "sentencepiece"))
-    if package == "transformers" or hasattr(spec, "convert_tokens_to_ids"):
-        raise ConfigError(
-            f"{type(spec).__name__} is a tokenizer written in Python, which makes an object for every token; "
-            "load the fast one (AutoTokenizer.from_pretrained(..., use_fast=True)) or pass its .model file"
-        )
+    inner: Any = getattr(spec, "_tokenizer", None)
+    if _is_backend(inner):  # an implementation of the package `tokenizers`
+        return LoadedTokenizer(HuggingFaceReference(inner.to_str(), "tokenizer"))
+    if is_python_tokenizer(spec):
+        template = getattr(spec, "chat_template", None)
+        return LoadedTokenizer(PythonReference(spec), chat_template=_template(template, None))
     raise ConfigError(
-        f"{type(spec).__module__}.{type(spec).__name__} is not a tokenizer; expected a tokenizers.Tokenizer, a fast "
-        "transformers tokenizer, a tiktoken.Encoding, a SentencePieceProcessor, a path, or 'byte'"
+        f"{type(spec).__module__}.{type(spec).__name__} is not a tokenizer; expected a tokenizers.Tokenizer, a "
+        "transformers tokenizer, a tiktoken.Encoding, a SentencePieceProcessor, a path, a name on the Hub, a function "
+        "from text to ids, or 'byte'"
     )
 
 
@@ -387,13 +395,25 @@ def _from_text(spec: str) -> Tokenizer:
         return ByteTokenizer()
     if spec == "char":
         raise ConfigError("'char' needs an alphabet; pass CharTokenizer('abc...'), or CharTokenizer.fit(texts)")
-    encoding = named_encoding(spec)
+    if not is_repository_name(spec):
+        raise ConfigError(
+            f"{spec!r} is not a tokenizer: there is no such file or directory; pass a tokenizer.json, a model "
+            "directory, a .model file, a name on the Hub such as 'Qwen/Qwen3-8B', a tiktoken encoding such as "
+            "'cl100k_base', or 'byte'"
+        )
+    try:
+        encoding = named_encoding(spec)
+    except ConfigError:
+        if spec in PUBLISHED:
+            raise
+        encoding = None  # the Hub may have it
     if encoding is not None:
         return LoadedTokenizer(TiktokenReference(encoding))
-    raise ConfigError(
-        f"{spec!r} is not a tokenizer: there is no such file or directory, and no encoding of that name; pass a "
-        "tokenizer.json, a model directory, a .model file, a tiktoken encoding such as 'cl100k_base', or 'byte'"
-    )
+    try:
+        folder = fetch_tokenizer(spec)
+    except ConfigError as error:
+        raise ConfigError(f"{spec!r} is not a tokenizer here (no such file or directory), and {error}") from error
+    return _from_directory(folder, name=spec)
 
 
 def _from_file(path: Path) -> Tokenizer:
@@ -409,8 +429,8 @@ def _from_file(path: Path) -> Tokenizer:
     return LoadedTokenizer(_parsed_on_use(document.encode(), path, path.name, {}))
 
 
-def _from_directory(folder: Path) -> Tokenizer:
-    name = folder.resolve().name
+def _from_directory(folder: Path, *, name: str | None = None) -> Tokenizer:
+    shown, name = name or folder, name or folder.resolve().name
     config = _json(folder / "tokenizer_config.json")
     named = as_named(_json(folder / "special_tokens_map.json")) | as_named(config)
     template = _template(config.get("chat_template"), folder)
@@ -421,7 +441,9 @@ def _from_directory(folder: Path) -> Tokenizer:
     if len(models) + len(ranks) != 1:
         found = [path.name for path in (*models, *ranks)]
         raise ConfigError(
-            f"{folder} has no tokenizer.json and {found or 'no'} .model or .tiktoken files; expected one of them"
+            f"{shown} has no tokenizer.json and {found or 'no'} .model or .tiktoken files; expected one of them; "
+            "where transformers can load it, AutoTokenizer.from_pretrained(...).save_pretrained('model') makes a "
+            "tokenizer.json"
         )
     reference: Reference = _sentencepiece(models[0]) if models else _ranks(ranks[0])
     return LoadedTokenizer(reference, chat_template=template)
@@ -453,7 +475,10 @@ def _sentencepiece(path: Path) -> SentencePieceReference:
 
 def _ranks(path: Path) -> TiktokenReference:
     """A file of ranks, whose name determines the pattern and the special tokens."""
-    import tiktoken
+    try:
+        import tiktoken
+    except ImportError as error:
+        raise missing_package(path.name) from error
 
     known = {"r50k_base": "gpt2", "cl100k_base": "gpt4", "o200k_base": "o200k"}
     if path.stem not in known:
@@ -486,7 +511,9 @@ def _ranks(path: Path) -> TiktokenReference:
 def _template(given: Any, folder: Path | None) -> str | None:
     """A template, the one called "default" of several, or the file next to the tokenizer."""
     if isinstance(given, list):
-        given = {entry["name"]: entry["template"] for entry in given}
+        if not all(isinstance(entry, dict) and isinstance(entry.get("name"), str) for entry in given):
+            raise ConfigError(f"chat_template must be text, or a list of names and templates, got {given!r:.80}")
+        given = {entry["name"]: entry.get("template") for entry in given}
     if isinstance(given, Mapping):
         if "default" not in given:
             log.warning("none of the chat templates %s is called 'default'; none is used", sorted(given))
@@ -495,7 +522,9 @@ def _template(given: Any, folder: Path | None) -> str | None:
         given = given.get("default")
     if folder is not None and (file := folder / "chat_template.jinja").is_file():
         return _read_text(file)
-    return given if given is None else str(given)
+    if given is not None and not isinstance(given, str):
+        raise ConfigError(f"chat_template must be text, or a list of names and templates, got {given!r:.80}")
+    return given
 
 
 def _json(path: Path) -> dict[str, Any]:

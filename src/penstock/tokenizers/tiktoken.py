@@ -142,11 +142,24 @@ class TiktokenReference:
         return [probe for text in self._named for probe in (text, f"a{text}b", f" {text} {text}\n")]
 
 
+PUBLISHED = ("r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base", "o200k_harmony")
+"""Names of encodings that are names of nothing else: `gpt2` is on the Hub too."""
+
+
+def missing_package(name: str) -> ConfigError:
+    """The error for an encoding where tiktoken is not installed."""
+    return ConfigError(
+        f"{name} is an encoding of tiktoken, which is not installed; install it with: pip install 'penstock[tiktoken]'"
+    )
+
+
 def named_encoding(name: str) -> Any | None:
     """The published encoding of that name; None if there is none. Its ranks are fetched once and cached by tiktoken."""
     try:
         import tiktoken
-    except ImportError:
+    except ImportError as error:
+        if name in PUBLISHED:
+            raise missing_package(repr(name)) from error
         return None
     if name not in tiktoken.list_encoding_names():
         return None

@@ -27,13 +27,18 @@ from penstock.batching.options import (
     Options,
     Output,
     Padding,
+    RawRows,
     Shard,
     option_names,
     read_options,
 )
+from penstock.corpus.recipe import Recipe
 from penstock.distributed import Strided
 from penstock.errors import ConfigError
+from penstock.loaders import MLXLoaderConfig, StreamingConfig, StreamOptions
 from penstock.memory import MemoryBudget
+from penstock.pipeline import PipelineConfig
+from penstock.rl.options import RolloutBatching
 from token_stores import make_store
 
 
@@ -216,3 +221,35 @@ def test_a_budget_is_a_size_or_a_budget(given: Any) -> None:
     assert isinstance(read.budget, MemoryBudget)
     assert read.memory is read.budget
     assert read.budget.capacity == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "given", "meant"),
+    [
+        (StreamOptions, "wrokers", "workers"),
+        (PipelineConfig, "on_eror", "on_error"),
+        (Recipe, "filter", "filters"),
+        (Shard, "world", "world_size"),
+        (RawRows, "transform", "transforms"),
+        (MLXLoaderConfig, "batchsize", "batch_size"),
+        (StreamingConfig, "buffersize", "buffer_size"),
+        (RolloutBatching, "groupsize", "group_size"),
+    ],
+)
+def test_an_unknown_option_of_any_group_names_the_nearest(kind: type[Any], given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}: unknown option '{given}'; did you mean '{meant}'"):
+        kind(**{given: 1})
+
+
+@pytest.mark.parametrize(
+    ("loader", "given", "meant"),
+    [
+        (PretrainDataLoader, "chunksize", "chunk_size"),
+        (ConversationDataLoader, "maxlength", "max_length"),
+        (MixedDataLoader, "stopping", "stopping_strategy"),
+        (RolloutDataLoader, "pressets", "preset"),
+    ],
+)
+def test_an_unknown_option_of_a_loader_names_the_nearest_of_all(loader: Any, given: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"'{given}'; did you mean '{meant}'"):
+        loader([], **{given: 1})

@@ -243,7 +243,8 @@ def test_the_commands_import_nothing_of_datasets_before_they_run() -> None:
 def test_a_plugin_that_exits_when_it_is_imported_is_listed_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     plugin = plugins.Plugin("sources", "bad", "bad:Bad", "bad-package", "1")
     monkeypatch.setattr(plugins, "find", lambda group, name: sys.exit(3))
-    assert catalogue._problem(plugin) == ("it calls sys.exit(3) when it is imported; update or uninstall bad-package")
+    reason = "it calls sys.exit(3) when it is imported; update or uninstall bad-package"
+    assert catalogue._entry(plugin).problem == reason
 
 
 @pytest.mark.parametrize(

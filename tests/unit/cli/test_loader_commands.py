@@ -232,8 +232,10 @@ def test_bench_counts_batches_tokens_and_waiting(penstock: Call, mixture: str) -
     assert facts["peak_rss_bytes"] > 1 << 20
     assert facts["first_batch_seconds"] > 0
     text = said(penstock("bench", mixture, "--steps", "5"))
-    for words in ("tokens/s", "batches/s", "first batch", "data wait", "peak memory"):
+    for words in ("tokens/s", "batches/s", "first batch", "a batch", "peak memory"):
         assert words in text
+    assert "data wait" not in text  # without steps there is nothing but waiting
+    assert "data wait" in said(penstock("bench", mixture, "--steps", "5", "--step-ms", "1"))
 
 
 def test_bench_ends_when_the_data_ends_for_good(penstock: Call, mixture: str) -> None:

@@ -73,7 +73,7 @@ def test_the_shell_completes_commands_and_options(words: str, expected: list[str
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_the_script_for_completion_can_be_shown(shell: str, penstock: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_for_completion_can_be_shown(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
     code = (
         "import sys; from penstock.cli.main import app; app(['--show-completion', sys.argv[1]], prog_name='penstock')"

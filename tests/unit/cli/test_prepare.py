@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
@@ -60,6 +62,43 @@ def test_show_brackets_what_is_supervised(chat_store: Path) -> None:
     assert "[[In the year the old mill closed.<|im_end|>]]" in said
     assert "<|im_start|>user\nWhen was it built?<|im_end|>\n<|im_start|>assistant\n[[" in said
     assert said == penstock("show", chat_store, "--row", "1", "--tokenizer", TOKENIZER)
+
+
+@pytest.mark.parametrize(("given", "brackets"), [({}, False), ({"NO_COLOR": "1"}, True), ({"TERM": "dumb"}, True)])
+def test_show_brackets_what_is_supervised_on_a_terminal_without_colours(
+    chat_store: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, str], brackets: bool
+) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=500, _environ={"TERM": "xterm"} | given)
+    monkeypatch.setattr("penstock.cli.show.output", lambda: terminal)
+    penstock("show", chat_store, "--row", "1")
+    assert ("[[In the year the old mill closed.<|im_end|>]]" in screen.getvalue()) == brackets
+    assert ("\x1b[1;32m" in screen.getvalue()) != brackets  # bold and green
+
+
+def test_show_and_loader_files_may_be_urls(tmp_path: Path, chat_store: Path) -> None:
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    files.pipe("/rows/chats.jsonl", Path(CHATS).read_bytes())
+    files.pipe("/rows/loader.yaml", f"loader: conversation\npath: {chat_store}\nbatch_size: 2\n".encode())
+    try:
+        for place in ("memory://rows/chats.jsonl", f"file://{CHATS}"):
+            said = penstock("show", place, "--row", "1", "--tokenizer", TOKENIZER, "--template", "chatml")
+            assert "chats.jsonl row 1" in said
+            assert "[[In the year the old mill closed.<|im_end|>]]" in said
+        assert "12  1 epoch" in penstock("plan", "memory://rows/loader.yaml")
+        assert "does not exist" in penstock("plan", "memory://rows/other.yaml", code=1)
+        assert "local disk" in penstock("plan", "memory://rows/chats.store", code=1)
+        assert "local disk" in penstock("show", "memory://rows/chats.store", "--tokenizer", "byte", code=1)
+    finally:
+        files.rm("/rows", recursive=True)
+
+
+@pytest.mark.parametrize("command", ["plan", "run", "trace", "bench"])
+@pytest.mark.parametrize("place", [DOCUMENTS, str(SAMPLE)])
+def test_data_instead_of_a_file_that_describes_it_is_named(command: str, place: str) -> None:
+    said = penstock(command, place, *(["--step", "0"] if command == "trace" else []), code=1)
+    assert f"{place} is a {'directory' if place == str(SAMPLE) else 'file of data'}" in said
+    assert "source: corpus.jsonl" in said if command == "run" else "loader: pretrain" in said
 
 
 def test_show_of_a_file_is_that_of_the_store_made_of_it(chat_store: Path) -> None:
@@ -122,8 +161,11 @@ def test_lint_counts_lines_that_are_no_json(tmp_path: Path) -> None:
 
 def test_info_shows_what_a_store_is_made_of_and_checks_it(chat_store: Path) -> None:
     said = penstock("info", chat_store, "--verify")
-    for words in ("rows", "24", "input_ids list<item: uint16>", "chats.jsonl", "all right", "1: 24 rows"):
+    for words in ("rows", "24", "input_ids, list<uint16>", "chats.jsonl", "all right", "1: 24 rows"):
         assert words in said
+    facts = {line.split()[0]: line.split(maxsplit=1)[1] for line in said.splitlines() if line[0] != " "}
+    assert (facts["tokenizer"], facts["template"]) == ("tokenizer", "chatml")
+    assert facts["steps"] == "FormatChat, format auto, include_eot true, train_on assistant, truncation error"
     facts = json.loads(penstock("info", chat_store, "--json"))
     assert facts["rows"] == 24
     shard = next((chat_store / "shards").glob("*.arrow"))
@@ -150,3 +192,27 @@ def test_every_field_of_a_recipe_is_an_option() -> None:
     assert names == {*RECIPE_OPTIONS, "chat"}
     shown = penstock("prepare", "--help")
     assert all(f"--{name}" in shown for name in ("filter", "dedup", "train-on", "no-eot", "chat", "max-prompt-length"))
+
+
+def test_info_says_which_rows_and_files_were_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "one"}\n{"text": null}\n')
+    (folder / "notes.txt").write_text("no data")
+    store = tmp_path / "a.store"
+    penstock("prepare", folder, "--tokenizer", "byte", "--out", store, "--on-error", "skip", "-q")
+    facts = json.loads(penstock("info", store, "--json"))
+    assert facts["left_out"] == ["notes.txt"]
+    assert sum(facts["bad_rows"].values()) == 1
+    said = penstock("info", store)
+    assert "notes.txt" in said
+    assert "1 row left out" in said
+
+
+def test_show_has_bos_and_transforms(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "One"}\n')
+    said = penstock("show", path, "--tokenizer", TOKENIZER, "--transform", "lower=text", "--json")
+    assert "one" in "".join(piece["text"] for piece in json.loads(said)["pieces"])
+    ends = json.loads(penstock("show", path, "--tokenizer", TOKENIZER, "--no-eos", "--json"))
+    assert len(ends["input_ids"]) == len(json.loads(said)["input_ids"]) - 1

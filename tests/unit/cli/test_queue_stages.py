@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,8 +54,8 @@ def test_the_directory_may_be_called_as_the_argument_is(queue: Path, penstock: C
 
 
 def test_both_are_listed(penstock: Cli) -> None:
-    words = [line.split() for line in penstock("plugins").stdout.splitlines()]
-    assert {line[-1] for line in words if line[:1] == ["queue"]} == {
+    listed = json.loads(penstock("plugins", "--json").stdout)
+    assert {entry["target"] for entry in listed if entry["name"] == "queue"} == {
         "penstock.fsqueue.source:QueueSource",
         "penstock.fsqueue.sink:QueueSink",
     }

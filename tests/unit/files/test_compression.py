@@ -222,3 +222,14 @@ def test_content_that_was_changed_is_noticed_by_every_codec(tmp_path: Path, suff
     with pytest.raises(DamagedStreamError):
         read_out(reader)
     reader.close()
+
+
+@pytest.mark.parametrize("codec", [".bz2", ".xz"])
+def test_whatever_follows_the_last_stream_is_damage_unless_it_is_zeros(codec: str, tmp_path: Path) -> None:
+    path, one = tmp_path / f"a{codec}", REFERENCE[codec](b"content")
+    for behind, expected in ((b"\0" * 512, b"content"), (b"\0" * 4 + one, b"contentcontent"), (b"", b"content")):
+        path.write_bytes(one + behind)
+        assert read_all(path) == expected
+    path.write_bytes(one + b"garbage")
+    with pytest.raises(DamagedStreamError, match="garbage"):
+        read_all(path)

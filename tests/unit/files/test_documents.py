@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,45 @@ def test_set_with_no_place_to_go_says_why(assignment: str, message: str) -> None
     tree: dict[str, Any] = {"config": {"workers": 1}, "transforms": ["drop_nulls", {"lower": "text"}]}
     with pytest.raises(ConfigError, match=re.escape(message)):
         set_value(tree, assignment, known=KEYS)
+
+
+BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10)
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        (BOMB + "source: *a9", "aliases"),
+        ("a: &a [*a]", "contains it"),
+        ("source: 2024-13-45", "quotes"),
+        ("source: 2024-01-01 25:61:61", "quotes"),
+        ("source: " + "9" * 5_000, "quotes"),
+        ("source: " + "[" * 5_000 + "]" * 5_000, "levels"),
+        ("source: " + "{a: " * 5_000 + "}" * 5_000, "levels"),
+        ("\n".join(f"{' ' * i}a:" for i in range(3_000)), "levels"),
+        ("source: 1e99999999999:30", None),
+        ("source: !!int x", "quotes"),
+        ("source: !!float x", "quotes"),
+        ("source: !!timestamp x", None),
+        ("source: !!binary \u00ff", None),
+        ("? [a, b]\n: 1", None),
+    ],
+)
+def test_what_yaml_cannot_make_a_value_of_is_an_error_with_the_file(
+    tmp_path: Path, text: str, word: str | None
+) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    if word is None:
+        with contextlib.suppress(ConfigError):
+            read_document(tmp_path / "a.yaml", such_as="source: x")
+        return
+    with pytest.raises(ConfigError, match=rf"a\.yaml.*{word}"):
+        read_document(tmp_path / "a.yaml", such_as="source: x")
+
+
+def test_aliases_are_fine_where_they_save_some_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}")
+    found = read_document(tmp_path / "a.yaml", such_as="source: x")
+    assert found == {"a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2}}

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,12 @@ def test_a_directory_means_the_files_below_it_with_a_suffix_compressed_or_not_in
 def test_hidden_files_and_directories_are_left_out(tmp_path: Path) -> None:
     make(tmp_path, "a.csv", ".a.csv.tmp", ".b.csv", ".parts/c.csv", "d/.e/f.csv")
     assert list_files(tmp_path, (".csv",)) == [tmp_path / "a.csv"]
+
+
+@pytest.mark.parametrize(("suffixes", "wanted"), [((), "no file in"), ((".csv", ".tsv"), "no .csv, .tsv file in")])
+def test_a_directory_without_such_files_is_named(tmp_path: Path, suffixes: tuple[str, ...], wanted: str) -> None:
+    with pytest.raises(FileNotFoundError, match=f"^{re.escape(wanted)} directory .*; it holds: nothing$"):
+        list_files(tmp_path, suffixes)
 
 
 def test_a_hidden_directory_that_is_asked_for_by_name_is_read(tmp_path: Path) -> None:

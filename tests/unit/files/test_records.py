@@ -233,6 +233,28 @@ def test_something_strange_between_two_items_belongs_to_the_second() -> None:
         JsonItems(in_array=True).prepare(array(data))
 
 
+@pytest.mark.parametrize(
+    ("data", "second"),
+    [(b'{"a":1} {"a":2}]', b'} {"a":2}'), (b'{"a":1},\n,{"a":2}]', b'},\n,{"a":2}')],
+    ids=["missing", "doubled"],
+)
+def test_a_missing_or_doubled_comma_in_an_array_spoils_the_item_after_it(data: bytes, second: bytes) -> None:
+    cutter = JsonItems(in_array=True)
+    assert pieces(cutter, data) == [b'{"a":1}', second]
+    with pytest.raises(ValueError, match="one comma"):
+        cutter.prepare(array(data))
+    assert pieces(JsonItems(in_array=False), data[:-1])[1].strip() == b'{"a":2}'
+
+
+def test_two_items_without_a_comma_stay_in_one_piece() -> None:
+    assert JsonItems(in_array=True).cut(array(b'{"a":0},{"a":1} {"a":')) == (7, 1)
+
+
+def test_a_comma_at_the_end_of_an_array_is_an_error() -> None:
+    with pytest.raises(ValueError, match="comma at the end"):
+        JsonItems(in_array=True).leftover(b",\n]")
+
+
 def test_preparing_blanks_what_separates_items_and_nothing_else() -> None:
     data = b'{"a":[1,2],"b":"},{"},\n{"a":[]} ,{} ]\n'
     ready, rows = JsonItems(in_array=True).prepare(array(data))

@@ -912,3 +912,16 @@ def test_a_batch_of_another_size_is_refused_where_steps_are_counted(home: Path) 
     loader.edit(loader.plan.skip(3, 4))
     with pytest.raises(ConfigError, match=r"get_batch\(\)"):
         loader.get_batch(loader.batch_size + 1)
+
+
+def test_a_batch_that_is_larger_than_an_epoch_is_refused_and_the_last_one_is_shorter(home: Path) -> None:
+    samples = sum(batch.batch_size for batch in make(home))
+    loader = make(home)
+    with pytest.raises(ConfigError, match=f"a batch of {samples + 1} .* only {samples} samples"):
+        loader.get_batch(samples + 1)
+    assert loader.step == 0
+    assert [loader.get_batch(size).batch_size for size in (samples, samples - 1, 5)] == [samples, samples - 1, 1]
+    assert make(home, batch_size=samples + 1).get_batch().batch_size == samples, "its own size may be larger"
+    half = samples // 2 + 1
+    with pytest.raises(ConfigError, match=f"a batch of {half} x 2 ranks .* only {samples} samples"):
+        make(home, rank=0, world_size=2).get_batch(half)

@@ -239,3 +239,16 @@ def test_a_value_that_the_loader_refuses_is_a_config_error(tmp_path: Path, given
     file = write(tmp_path / "c.yaml", {"loader": "pretrain", "path": str(store), "chunk_size": 8})
     with pytest.raises(ConfigError):
         load_config(file, [given]).open(rank=0, world_size=1)
+
+
+def test_a_file_has_the_options_of_raw_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "One"}\n{"text": null}\n{"text": 1\n')
+    (tmp_path / "b.jsonl").touch()
+    (tmp_path / "loader.yaml").write_text(
+        f"loader: pretrain\npath: ['{tmp_path / 'a.jsonl'}', '{tmp_path / 'b.jsonl'}']\ntokenizer: byte\n"
+        f"backend: numpy\npacking: null\ncache_dir: '{tmp_path / 'cache'}'\n"
+        "on_error: skip\nallow_empty: true\ncolumns: [text]\ntransforms: [drop_nulls, {lower: text}]\nadd_eos: false\n"
+    )
+    with load_config(tmp_path / "loader.yaml").open() as loader:
+        (batch,) = loader
+    assert batch.input_ids.tolist() == [list(b"one")]

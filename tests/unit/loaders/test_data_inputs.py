@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import datasets
 import numpy as np
 import pandas as pd
 import polars as pl
@@ -16,6 +16,8 @@ import pyarrow.dataset as pds
 import pyarrow.parquet as pq
 import pytest
 
+import penstock.sources.memory
+from lazy_modules import LazyModule
 from penstock import (
     ConversationDataLoader,
     MixedDataLoader,
@@ -32,6 +34,7 @@ from penstock.loaders import StreamOptions
 from penstock.sources import JsonlSource, open_source
 from penstock.sources.inputs import fingerprints_of
 
+datasets = LazyModule("datasets")
 ROWS = [{"text": f"row {n} of the water " * (1 + n % 3), "n": n} for n in range(40)]
 TABLE = pa.Table.from_pylist(ROWS)
 CHATS = [
@@ -199,6 +202,27 @@ def test_an_iterator_runs_for_one_epoch_and_a_function_for_more() -> None:
         epoch_of(iter(ROWS), 2)
 
 
+def test_bad_rows_of_an_iterator_are_skipped_one_by_one_also_after_a_resume() -> None:
+    rows: list[Any] = [dict(row) for row in ROWS * 20]
+    rows[300]["text"] = rows[500]["text"] = 7
+
+    def loader() -> PretrainDataLoader:
+        options: dict[str, Any] = {"packing": None, "shuffle": False, "batch_size": 4, "backend": "numpy"}
+        streaming = StreamOptions(workers="thread", on_error="skip")
+        return PretrainDataLoader(lambda: iter(rows), "byte", 256, streaming=streaming, **options)
+
+    with loader() as whole:
+        batches = iter(whole)
+        found = [next(batches).input_ids.tolist() for _ in range(150)]
+        state = whole.state_dict()
+        rest = [batch.input_ids.tolist() for batch in batches]
+        assert sum(whole._engine.reader.counts.rejected.values()) == 2
+    assert sum(map(len, found + rest)) == len(rows) - 2
+    with loader() as second:
+        second.load_state_dict(state)
+        assert [batch.input_ids.tolist() for batch in second] == rest
+
+
 def test_processes_read_what_can_travel_and_threads_the_rest(caplog: pytest.LogCaptureFixture) -> None:
     options = StreamOptions(workers=1, worker_type="process")
     found = []
@@ -294,6 +318,27 @@ def test_the_index_mapping_of_an_old_saved_dataset_is_followed(saved: Path, tmp_
     assert ids(saved, tmp_path / "cache") == ids([ROWS[n] for n in order], tmp_path / "cache")
 
 
+def test_a_dataset_on_disk_is_hashed_once_until_its_files_change(
+    saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = sorted(saved.glob("*.arrow"))
+    for file in files:
+        os.utime(file, (1, 1))  # long ago: a file that has just changed is not remembered
+
+    def found() -> str:
+        return fingerprints_of(open_source(datasets.load_from_disk(saved)), memo=tmp_path / "memo.json")[0].xxh3
+
+    first = found()
+    assert first == fingerprints_of(open_source(ROWS))[0].xxh3
+    monkeypatch.setattr(penstock.sources.memory, "content_hash", lambda _: "hashed again")
+    assert found() == first
+    assert (
+        fingerprints_of(open_source(datasets.load_from_disk(saved).select([0])), memo=tmp_path / "memo.json") != first
+    )
+    os.utime(files[0], (2, 2))
+    assert found() == "hashed again"
+
+
 def test_of_a_saved_dict_a_split_is_chosen(tmp_path: Path) -> None:
     whole = datasets.DatasetDict(train=datasets.Dataset.from_list(ROWS), test=datasets.Dataset.from_list(ROWS[:3]))
     whole.save_to_disk(tmp_path / "dict")
@@ -316,6 +361,9 @@ def test_inputs_that_cannot_be_meant_are_refused_in_words(tmp_path: Path) -> Non
     refused({"train": dataset}, "splits")
     refused(dataset.with_transform(lambda rows: rows), r"dataset\.map")
     refused(pl.DataFrame(ROWS).lazy(), r"frame\.collect\(\)")
+    for series in (pd.Series(["some text"]), pl.Series("a", ["some text"])):
+        refused(series, r"series\.to_frame\('text'\)")
+        assert len(PretrainDataLoader(series.to_frame("text"), "byte", 64, cache_dir=tmp_path)) == 1
     refused([], "empty list")
     refused(["a.jsonl", {"text": "x"}], "one kind")
     refused([1, 2], "list of int")
@@ -324,6 +372,23 @@ def test_inputs_that_cannot_be_meant_are_refused_in_words(tmp_path: Path) -> Non
         open_source(ROWS, columns=["text"])
     with pytest.raises(ConfigError, match="need a tokenizer"):
         PretrainDataLoader(ROWS)
+
+
+@pytest.mark.parametrize("empty", [pd.DataFrame({"text": []}), TABLE.slice(0, 0), {"text": []}])
+def test_no_rows_are_an_error_before_a_store_is_made(empty: Any, tmp_path: Path) -> None:
+    for options in ({"streaming": True}, {"cache_dir": tmp_path}):
+        with pytest.raises(DataError, match="no rows"):
+            list(PretrainDataLoader(empty, "byte", 64, **options))
+    with pytest.raises(DataError, match="no rows"):
+        list(PretrainDataLoader(iter([]), "byte", 64, streaming=True))
+
+
+def test_arrays_in_a_frame_are_lists_of_messages(tmp_path: Path) -> None:
+    frame = datasets.Dataset.from_list(CHATS).to_pandas()
+    assert isinstance(frame["messages"][0], np.ndarray)
+    options: dict[str, Any] = {"cache_dir": tmp_path, "backend": "numpy", "shuffle": False}
+    found = [ConversationDataLoader(data, TOKENIZER, 64, "chatml", **options).get_batch() for data in (frame, CHATS)]
+    assert found[0].labels.tolist() == found[1].labels.tolist()
 
 
 def test_pipelines_take_data_as_it_is(parquet: Path) -> None:

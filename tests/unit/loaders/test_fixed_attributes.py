@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
-import torch
 
+from lazy_modules import LazyModule
 from penstock import ConfigError, DataLoader, MixedDataLoader, MLXDataLoader, PretrainDataLoader, StreamingPipeline
 from penstock.loaders.samples.datasets import FetchedDataset, as_sample_dataset
 from penstock.memory import LRUCache
+
+torch = LazyModule("torch")
 
 
 class Counted(DataLoader):

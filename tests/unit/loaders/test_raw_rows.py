@@ -369,7 +369,7 @@ MEANT: dict[str, tuple[dict[str, int], Callable[[str], bool]]] = {
     "many texts and a small table": ({"a.txt": 5000, "b.txt": 5000, "labels.csv": 20}, lambda name: "txt" in name),
     "text beside a table": ({"a.txt": 100, "b.csv": 100}, lambda name: "csv" in name),
     "a small table beside a large one": ({"a.parquet": 5000, "b.csv": 20}, lambda name: "parquet" in name),
-    "a saved dataset": ({"data-0.arrow": 50, "dataset_info.json": 500, "state.json": 50}, lambda name: "arrow" in name),
+    "a table and its description": ({"a.arrow": 50, "dataset_info.json": 500}, lambda name: "arrow" in name),
 }
 
 

@@ -70,8 +70,6 @@ def test_what_only_a_plan_can_do_is_refused_with_a_reason() -> None:
             len(loader)
         with pytest.raises(ConfigError, match="streaming=False"):
             _ = loader.plan
-        with pytest.raises(ConfigError, match="batch_size=7"):
-            loader.get_batch(7)
         with pytest.raises(ConfigError, match=r"step 3\b"):
             loader.seek(3)
         with pytest.raises(TypeError, match="streaming=False"):
@@ -97,6 +95,77 @@ def test_get_batch_goes_on_in_the_next_epoch() -> None:
     with documents() as loader, documents() as walked:
         expected = [ids(batch) for _ in range(2) for batch in walked]
         assert [ids(loader.get_batch()) for _ in expected] == expected
+
+
+def rows_of(batches: list[Any]) -> list[list[int]]:
+    return [row for batch in batches for row in ids(batch)]
+
+
+def test_batches_of_any_size_are_the_same_samples_in_the_same_order() -> None:
+    with documents() as loader, documents() as walked:
+        batches = list(walked)
+        expected = rows_of(batches)
+        found: list[Any] = []
+        for size in (7, 1, 4, 3, 9):
+            found.append(loader.get_batch(size))
+            assert len(ids(found[-1])) == size
+            assert found[-1].metadata["step"] == len(found) - 1
+        found += list(loader)
+        assert rows_of(found) == expected
+        assert loader.epoch == 1
+        first = loader.get_batch(3)
+        assert first.metadata["epoch"] == 1
+        assert ids(first) == rows_of([next(iter(walked))])[:3]
+
+
+@pytest.mark.parametrize("workers", ["thread", "process"])
+def test_a_stream_resumes_within_a_step(workers: Any) -> None:
+    sizes = (3, 5, 2, 4, 5, 4)
+    with documents() as loader:
+        seen = [(ids(loader.get_batch(size)), json.dumps(loader.state_dict())) for size in sizes]
+    for number in range(len(sizes) - 1):
+        with documents(streaming=StreamOptions(workers=workers)) as loader:
+            loader.load_state_dict(json.loads(seen[number][1]))
+            assert json.dumps(loader.state_dict()) == seen[number][1]
+            assert ids(loader.get_batch(sizes[number + 1])) == seen[number + 1][0]
+    with documents(batch_size=2, rank=0, world_size=2, streaming=StreamOptions(steps_per_epoch=9)) as loader:
+        with pytest.raises(ResumeError, match=r"1 ranks.*has 2"):
+            loader.load_state_dict(json.loads(seen[0][1]))
+        loader.load_state_dict(json.loads(seen[1][1]))  # after two whole steps
+
+
+def test_ranks_take_as_many_of_another_size() -> None:
+    options = StreamOptions(steps_per_epoch=8)
+    with documents(streaming=options) as whole:
+        steps = [ids(batch) for batch in whole]
+    for rank in (0, 1):
+        expected = [row for step in steps for row in step[2 * rank : 2 * rank + 2]]
+        with documents(streaming=options, batch_size=2, rank=rank, world_size=2) as loader:
+            found = [loader.get_batch(size) for size in (3, 1, 5)]
+            state = loader.state_dict()
+            found += list(loader)
+        assert rows_of(found) == expected
+        with documents(streaming=options, batch_size=2, rank=rank, world_size=2) as loader:
+            loader.load_state_dict(state)
+            assert rows_of(list(loader)) == expected[9:]
+
+
+def test_the_last_batch_of_an_epoch_is_shorter_and_a_larger_one_than_an_epoch_is_refused() -> None:
+    with documents() as walked:
+        samples = len(rows_of(list(walked)))
+    with documents() as loader:
+        with pytest.raises(ConfigError, match=f"a batch of 500 .* only {samples} samples"):
+            loader.get_batch(500)
+        assert loader.step == 0
+        assert len(ids(loader.get_batch(samples))) == samples
+        assert loader.get_batch(5).metadata["epoch"] == 1
+
+
+def test_a_stream_of_token_budgets_has_no_other_size() -> None:
+    with documents(packing=None, truncation="right", batch_size=1, max_tokens=512) as loader:
+        with pytest.raises(ConfigError, match="max_tokens=512"):
+            loader.get_batch(2)
+        loader.get_batch(1)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from penstock.observe import closing_table
 from penstock.pipeline import Report
 
 
-def lines(**changes: Any) -> list[str]:
+def report(**changes: Any) -> Report:
     facts: dict[str, Any] = {
         "rows_in": 1_000_000,
         "rows_out": 900_000,
@@ -26,10 +26,25 @@ def lines(**changes: Any) -> list[str]:
             {"kind": "sink", "rows_in": 900_000, "bytes_in": 1},
         ],
     }
+    return Report(**(facts | changes))
+
+
+def lines(**changes: Any) -> list[str]:
     console = Console(file=io.StringIO(), width=200)
-    console.print(closing_table(Report(**(facts | changes)), budget_bytes=256 << 20))
+    console.print(closing_table(report(**changes), budget_bytes=256 << 20))
     assert isinstance(console.file, io.StringIO)
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def test_a_printed_report_is_for_people() -> None:
+    assert str(report(dropped={"too short": 100_000})).splitlines() == [
+        "rows in      1,000,000",
+        "rows out       900,000",
+        "dropped        100,000  too short",
+        "time              20 s  50,000 rows/s, 20.0 MB/s",
+        "peak memory  100.0 MiB",
+        "bottleneck              Lower('text') is the bottleneck",
+    ]
 
 
 def test_the_table_has_rows_time_speed_memory_and_bottleneck() -> None:

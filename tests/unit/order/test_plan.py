@@ -182,6 +182,14 @@ def test_epochs_hold_the_same_rows_in_another_order(kind: str) -> None:
     assert epochs[0] != epochs[1]
 
 
+@pytest.mark.parametrize("order", [RowOrder, FittedOrder, PackedOrder])
+def test_a_printed_plan_names_its_orders_and_no_addresses(order: type[Any]) -> None:
+    made = order(Lengths([3, 4]), Truncation("right", 5), shuffle=True, seed=7)
+    shown = repr(Plan((PlanSource("web", made, "x"),), 2))
+    assert f"{order.__name__}(shuffle=True, seed=7, " in shown
+    assert " at 0x" not in shown
+
+
 def test_without_shuffling_rows_come_as_they_stand() -> None:
     plan = Plan((PlanSource("a", make_order("rows", [1] * 9, shuffle=False)),), 4)
     assert [step.samples.rows.tolist() for step in some(plan, 3)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8]]

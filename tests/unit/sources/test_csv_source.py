@@ -295,3 +295,22 @@ def test_a_csv_source_keeps_the_contract_of_sources(tmp_path: Path) -> None:
     write(tmp_path / "2.csv", "b,a\n" + "\n".join(f"y,{i}" for i in range(15, 22)))
     rows = [{"a": i, "b": f"x\r\n{i}" if i < 15 else "y"} for i in range(22)]
     assert_source_contract(lambda: CsvSource(tmp_path), rows)
+
+
+def test_a_header_of_many_columns_takes_no_longer_than_its_length(tmp_path: Path) -> None:
+    names = [f"c{i}" for i in range(10_000)]
+    (tmp_path / "wide.csv").write_text(",".join(names) + "\n" + ",".join(map(str, range(10_000))) + "\n")
+    source = CsvSource(tmp_path / "wide.csv")
+    assert source.schema.names == names
+    batch = source.next_batch(10)
+    assert batch is not None
+    assert batch.num_columns == 10_000
+
+
+@pytest.mark.parametrize(
+    ("header", "word"), [(",".join(map(str, range(200_000))), "200,000 columns"), ("a,b,a", "twice")]
+)
+def test_a_header_of_too_many_or_repeated_columns_is_refused(tmp_path: Path, header: str, word: str) -> None:
+    (tmp_path / "wide.csv").write_text(f"{header}\n1\n")
+    with pytest.raises(DataError, match=word):
+        CsvSource(tmp_path / "wide.csv").next_batch(1)

@@ -17,6 +17,7 @@ import pytest
 
 from penstock import Pipeline, PipelineConfig
 from penstock.errors import ConfigError, StageError, StalledError
+from penstock.loaders import PretrainDataLoader, StreamOptions
 from penstock.sinks import MemorySink
 from penstock.sources import IteratorSource
 from penstock.testing import assert_source_contract
@@ -252,6 +253,40 @@ def test_a_pipeline_over_a_database_resumes_and_closes_its_connection(
         rest = [n for batch in second for n in batch["n"].to_pylist()]
         assert found + rest == list(range(1000))
         second.load_state_dict(state)
+
+
+def test_a_streaming_loader_over_a_database_resumes(query: Callable[[], Iterator[dict[str, Any]]]) -> None:
+    def make() -> PretrainDataLoader:
+        return PretrainDataLoader(
+            IteratorSource(query), "byte", 32, streaming=StreamOptions(shuffle_window=64), batch_size=4, backend="numpy"
+        )
+
+    with make() as loader:
+        seen = [(batch.input_ids.tolist(), loader.state_dict()) for batch in islice(loader, 30)]
+    for number in (0, 11, 28):
+        with make() as loader:
+            loader.load_state_dict(seen[number][1])
+            assert loader.get_batch().input_ids.tolist() == seen[number + 1][0]
+
+
+@pytest.mark.parametrize("packing", ["concat", None])
+def test_an_unshuffled_loader_gives_a_batch_as_soon_as_its_rows_are_there(packing: Any) -> None:
+    """An endless stream of which each part comes only after a batch was delivered; the windows change no batch."""
+    texts = [{"text": f"row {number}"} for number in range(64)]
+    parts = [texts[:8], texts[8:16], texts[16:]]
+    feed = Feed(*parts)
+    options: dict[str, Any] = {"streaming": True, "packing": packing, "shuffle": False, "batch_size": 2}
+    options |= {"truncation": "right", "backend": "numpy", "prefetch": 0}
+    source = IteratorSource(feed, schema=pa.schema([("text", pa.string())]), max_wait_seconds=SOON)
+    with PretrainDataLoader(source, "byte", 8, **options) as loader:
+        found = [loader.get_batch().input_ids.tolist()]
+        feed.seen.set()
+        while found[-1] and len(found) < 6:
+            found.append(loader.get_batch().input_ids.tolist())
+            feed.seen.set()
+    assert feed.in_time
+    with PretrainDataLoader(texts, "byte", 8, **options | {"streaming": StreamOptions(streams=1)}) as loader:
+        assert [loader.get_batch().input_ids.tolist() for _ in found] == found
 
 
 def test_a_cursor_of_another_thread_is_refused_with_what_to_do(tmp_path: Path) -> None:

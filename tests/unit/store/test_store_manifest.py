@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 
 from penstock.errors import DataError
 from penstock.files.checksums import FileFingerprint
 from penstock.store import FORMAT_VERSION, Lineage, StoreWriter, content_key, open_store
-from penstock.store.manifest import Manifest, combined_key, read_manifest
+from penstock.store.manifest import Manifest, _checksum, combined_key, read_manifest
 
 INPUTS = (FileFingerprint("a.jsonl", 10, "aa"), FileFingerprint("b.jsonl", 20, "bb"))
 LINEAGE = Lineage(
@@ -124,3 +127,61 @@ def test_rows_of_unknown_origin_have_no_key() -> None:
     assert combined_key([]) is None
     assert combined_key([LINEAGE]) == LINEAGE.key
     assert combined_key([LINEAGE, LINEAGE]) not in (None, LINEAGE.key)
+
+
+def signed(path: Path, **facts: Any) -> None:
+    """Change the manifest, with a checksum that is right."""
+    file = path / "manifest.json"
+    made = {key: value for key, value in json.loads(file.read_text()).items() if key != "checksum"} | facts
+    file.write_bytes(orjson.dumps(made | {"checksum": _checksum(made)}))
+
+
+def test_a_signed_manifest_with_the_facts_it_had_is_read(path: Path) -> None:
+    signed(path)
+    assert len(open_store(path)) == 2
+
+
+BOMB = base64.b64encode(zlib.compress(bytes(1 << 28))).decode()
+DEEP = orjson.loads("[" * 300 + "]" * 300)
+HOSTILE: list[dict[str, Any]] = [
+    *({"schema": value} for value in (None, 7, [], "", "!", "AAAA", "ü", BOMB, BOMB[:100])),
+    *({"shards": value} for value in (None, 7, "x", {}, [7], [None], [{}], [{"name": "x"}], DEEP)),
+    *({"lineage": value} for value in (None, 7, "x", [7], [{}], [{"inputs": 7}])),
+    *({"version": value} for value in (None, "1", 1.5, True, [])),
+    *({"parent": value} for value in ("1", 1.5, [])),
+    *({"created": value} for value in (None, 7)),
+    *({"tokens_column": value} for value in (7, "nowhere", [])),
+    *({"mask_column": value} for value in (7, "nowhere")),
+    *({"key": value} for value in (7, [])),
+    *({"run": value} for value in (7, {})),
+]
+
+
+@pytest.mark.parametrize("facts", HOSTILE, ids=lambda facts: f"{facts!r:.40}")
+def test_a_manifest_of_wrong_types_with_the_right_checksum_is_damaged(path: Path, facts: dict[str, Any]) -> None:
+    try:
+        signed(path, **facts)
+    except TypeError:  # more levels than can be written
+        (path / "manifest.json").write_text(json.dumps({"format": 1, "checksum": "x"} | facts))
+    with pytest.raises(DataError, match=r"manifest\.json.*damaged"):
+        open_store(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("name", value) for value in ("../../x", "a/b", "", 7, None, "A" * 32, "0" * 31)),
+        *(("index_checksum", value) for value in ("../../x", "", 7, None)),
+        *(("rows", value) for value in (-1, 1.5, "2", None, True, 1 << 60)),
+        *(("tokens", value) for value in (-1, "2", 1.5)),
+        *(("bytes", value) for value in (-1, "2", None)),
+        *(("index_bytes", value) for value in (-1, "2", None)),
+        *(("supervised", value) for value in (-1, "2")),
+        ("more", 1),
+    ],
+)
+def test_a_shard_of_wrong_types_or_outside_the_store_is_damaged(path: Path, name: str, value: Any) -> None:
+    (shard,) = json.loads((path / "manifest.json").read_text())["shards"]
+    signed(path, shards=[shard | {name: value}])
+    with pytest.raises(DataError, match=r"manifest\.json.*damaged"):
+        open_store(path)

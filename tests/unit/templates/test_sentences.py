@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from template_tables import frame_of, is_missing, naive_text, rows_of, tables
 
@@ -209,6 +209,7 @@ def test_jinja_sees_values_and_texts() -> None:
 @settings(max_examples=40, deadline=None)
 @given(columns=tables())
 def test_jinja_says_a_row_as_it_says_a_table(columns: dict[str, list[Any]]) -> None:
+    assume("row" not in columns)  # it would take the place of the variable
     template = JinjaTemplate("j", "{% for name in row %}{{ name }}={{ said[name] }}/{{ row[name] }};{% endfor %}")
     frame = frame_of(columns)
     expected = [template.render_row(frame.iloc[row]) for row in range(len(frame))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 import subprocess
 import sys
@@ -69,6 +70,35 @@ def test_the_configuration_beside_it_names_special_tokens_and_template(tmp_path:
     assert load_tokenizer(write_model(tmp_path / "d")).chat_template is None
 
 
+@pytest.mark.parametrize(
+    "junk", [[1], ["a"], [None], [{}], [{"name": 1}], [{"template": "x"}], 7, {"default": 7}, [[]], True]
+)
+def test_a_template_that_is_no_text_is_refused(tmp_path: Path, junk: Any) -> None:
+    with pytest.raises(ConfigError, match="chat_template"):
+        load_tokenizer(write_model(tmp_path / "a", config={"chat_template": junk}))
+
+
+@pytest.mark.parametrize("part", ["normalizer", "decoder"])
+def test_replacements_that_multiply_a_text_are_refused(tmp_path: Path, part: str) -> None:
+    folder = write_model(tmp_path / "a")
+    config = json.loads((folder / "tokenizer.json").read_text())
+    steps = [{"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 1000} for _ in range(3)]
+    config[part] = {"type": "Sequence", f"{part}s": steps}
+    (folder / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=rf"{part}.*1,000,000,000 times"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("number", [2**32 - 1, 2**31, 10**8])
+def test_an_id_far_outside_the_vocabulary_is_refused(tmp_path: Path, number: int) -> None:
+    folder = write_model(tmp_path / "a")
+    config = json.loads((folder / "tokenizer.json").read_text())
+    config["model"]["vocab"]["far"] = number
+    (folder / "tokenizer.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="far"):
+        load_tokenizer(folder)
+
+
 def test_without_a_configuration_the_post_processor_or_well_known_names_tell() -> None:
     bert = load_tokenizer(HUGGING_FACE["wordpiece"]()).special
     assert (bert.bos, bert.eos, bert.unk) == (1, 2, 0)
@@ -108,15 +138,6 @@ def test_a_fast_transformers_tokenizer_brings_its_names_and_template() -> None:
     assert (tokenizer.special.eos, tokenizer.special.pad) == (wrapped.eos_token_id, wrapped.pad_token_id)
     assert tokenizer.special.bos is None
     assert tokenizer.chat_template == "{{ messages }}"
-
-
-def test_a_transformers_tokenizer_in_python_is_refused_with_the_remedy() -> None:
-    class Slow:
-        def convert_tokens_to_ids(self, token: str) -> int:
-            return 0
-
-    with pytest.raises(ConfigError, match="use_fast=True"):
-        load_tokenizer(Slow())
 
 
 def test_padding_truncation_and_dropout_of_the_file_are_switched_off_and_said(caplog: pytest.LogCaptureFixture) -> None:

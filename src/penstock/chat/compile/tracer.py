@@ -20,7 +20,8 @@ from jinja2.visitor import NodeTransformer
 
 from penstock.chat.compile.layouts import Hole
 from penstock.chat.compile.prover import MAX_PARTS, LeakError, Symbol, reject
-from penstock.chat.sandbox import Sandbox, added, allowance, joined, sandboxed
+from penstock.chat.limits import writable
+from penstock.chat.sandbox import Sandbox, added, begun, joined, sandboxed
 
 UNTRACED = (
     nodes.CallBlock,
@@ -138,7 +139,7 @@ class Tracer:
 
     def render(self, **variables: Any) -> list[str | Hole]:
         """Texts and holes that the template writes. Raises what the template raises."""
-        context = self._template.new_context({**variables, **allowance()})
+        context = self._template.new_context(begun(variables))
         parts: list[str | Hole] = []
         for part in self._template.root_render_func(context):
             if isinstance(part, TracedText):
@@ -168,7 +169,7 @@ def tracer(source: str) -> Tracer | None:
         environment.tests[name] = _careful_test(name, test)
     try:
         return Tracer(environment.from_string(source))
-    except jinja2.TemplateError:  # it uses a filter that does not exist for symbols
+    except Exception:  # noqa: BLE001 - it uses a filter that does not exist for symbols, or is too much for the compiler
         return None
 
 
@@ -215,7 +216,7 @@ def _has_symbol(value: Any) -> bool:
 
 def _finalized(value: Any) -> Any:
     if type(value) is not Symbol:
-        return value
+        return writable(value)
     written = TracedText()
     written.symbol = value
     return written
@@ -246,7 +247,7 @@ def _trim(value: Any, chars: Any = None) -> Any:
 
 
 def _string(value: Any) -> Any:
-    return value if type(value) is Symbol else str(_known(value))
+    return value if type(value) is Symbol else str(writable(_known(value)))
 
 
 def _known(value: Any) -> Any:
@@ -254,7 +255,7 @@ def _known(value: Any) -> Any:
 
 
 def _pieces(part: Any) -> Sequence[str | Hole]:
-    return part.parts if type(part) is Symbol else (str(part),)
+    return part.parts if type(part) is Symbol else (str(writable(part)),)
 
 
 def _owner(function: Any) -> Any:

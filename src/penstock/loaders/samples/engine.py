@@ -24,6 +24,7 @@ from penstock.loaders.tuner import LoaderTuner, TunerSetting
 from penstock.memory import MemoryBudget
 from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
+from penstock.order.positions import larger_than_epoch
 from penstock.order.states import STATE, from_state, to_state
 from penstock.order.steps import next_epoch
 from penstock.pipeline.prefetch import WorkAhead
@@ -296,6 +297,8 @@ class SampleEngine:
         for _ in range(2):
             step, next_position = self.plan.read(place, count)
             if step is not None:
+                if other and place.at_start and len(step.samples) < count:
+                    raise larger_than_epoch(batch_size, self.rank.world_size, len(step.samples))
                 micro = self._at(
                     step, place, SamplePosition(self.plan.next_delivered(next_position, count)), position.micro, size
                 )

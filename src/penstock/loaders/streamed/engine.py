@@ -102,16 +102,20 @@ class StreamEngine:
         return self.reader.start(epoch, position.step)
 
     def one(self, position: StreamPosition, batch_size: int | None) -> tuple[TrainingBatch, StreamPosition]:
-        if batch_size is not None and batch_size != self.batch_size:
+        if batch_size not in (None, self.batch_size) and self.reader.form.split:
             raise ConfigError(
-                f"the streams are for batches of {self.batch_size}, got batch_size={batch_size}; pass it to the loader"
+                f"batch_size={batch_size} does not work with max_tokens={self.options.max_tokens}, which decides the "
+                "number of rows; call get_batch() without a size"
             )
-        step = self.reader.next(position)
-        if step is None:
-            step = self.reader.next(self.reader.next_epoch(position))
+        step = self._read(position, batch_size) or self._read(self.reader.next_epoch(position), batch_size)
         if step is None:
             raise EOFError("the stream is empty")
         return self._batch(step), step.position
+
+    def _read(self, position: StreamPosition, batch_size: int | None) -> StreamStep | None:
+        if batch_size in (None, self.batch_size):
+            return self.reader.next(position)
+        return self.reader.read(position, batch_size)
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
         raise TypeError(_ONE_BY_ONE)

@@ -37,11 +37,12 @@ from penstock.loaders.source import Sampling
 from penstock.loaders.streamed.catalog import Catalog
 from penstock.loaders.streamed.rows import WindowSampling
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
-from penstock.loaders.streamed.steps import StreamPosition, StreamSteps
+from penstock.loaders.streamed.steps import Sample, StepMaker, StreamPosition, StreamSteps, TakenStep
 from penstock.loaders.streamed.stream import StreamLane
 from penstock.loaders.streamed.windows import StreamCounts, StreamCursor
-from penstock.loaders.streamed.workers import choose_workers, open_steps
+from penstock.loaders.streamed.workers import choose_workers, open_step_maker, open_steps
 from penstock.memory import MemoryBudget
+from penstock.order.positions import larger_than_epoch
 from penstock.sources.inputs import Input, as_input, shown_input, why_it_stays
 
 __all__ = ["StreamOptions", "StreamPosition", "StreamReader", "StreamStep"]
@@ -124,6 +125,10 @@ class StreamReader:
         self.workers = choose_workers(self.options, stays=stays)
         """Workers that make the batches, and the reason for them."""
         self._made_by: StreamSteps | None = None
+        self._samples_by: StepMaker | None = None
+        """Maker for batches of other sizes, if processes make the steps."""
+        self._kept: tuple[tuple[int, int], Mapping[int, StreamCursor], TakenStep] | None = None
+        """Last step that `read` took samples of, by epoch, step and cursors."""
         self._process = os.getpid()
         self._epoch: int | None = None
         self._epoch_end = EpochEnd(
@@ -139,22 +144,86 @@ class StreamReader:
 
     def next(self, position: StreamPosition) -> StreamStep | None:
         """The step at a position; None at the end of its epoch (see `next_epoch`)."""
+        if position.taken:
+            return self.read(position, len(self.spec.slots))
+        made_by = self._makers_at(position)
+        made = made_by.make(position)
+        for counts in made.counts:
+            self.counts.add(counts)
+        if not self._epoch_end.more(position.epoch, position.epoch_step, made.has_data):
+            made_by.expect(self.next_epoch(position))
+            return None
+        assert made.compact is not None
+        return StreamStep(made.compact, made.metadata, made.following, made.tokens)
+
+    def read(self, position: StreamPosition, count: int) -> StreamStep | None:
+        """The next `count` samples of this rank as one batch, also across steps; None at the end of an epoch.
+
+        The position within a step is part of the next position. All ranks have to read as many.
+        """
+        samples, here, ended = self.take(position, count)
+        if here is position:
+            return None
+        if ended and not position.epoch_step and not position.taken:
+            raise larger_than_epoch(count, 1, len(samples))
+        compact, metadata, tokens = self._sample_maker(self._makers_at(position)).collate(samples)
+        metadata |= {"step": position.step, "epoch": position.epoch}
+        return StreamStep(compact, metadata, replace(here, step=position.step + 1), tokens)
+
+    def take(self, position: StreamPosition, count: int) -> tuple[list[Sample], StreamPosition, bool]:
+        """The next `count` samples of this rank, the next position, and whether the epoch ended before the last."""
+        maker, alone = self._sample_maker(self._makers_at(position)), self.rank.world_size == 1
+        samples: list[Sample] = []
+        here, left = position, count
+        while left:
+            step = self._taken_at(maker, here)
+            if not self._epoch_end.more(here.epoch, here.epoch_step, bool(step.samples)):
+                return samples, here, True
+            # Ranks count slots, of which all have as many; a single rank counts samples, and its batches are full.
+            share = len(step.samples) if alone else len(self.spec.slots)
+            low, high = here.taken, min(share, here.taken + left)
+            found = enumerate(sample for _, sample in step.samples) if alone else step.samples
+            samples += [sample for slot, sample in found if low <= slot < high]
+            left -= high - low
+            here = step.following if high == share else replace(here, taken=high)
+        return samples, here, False
+
+    def has_ended(self, position: StreamPosition) -> bool:
+        """True if nothing of its epoch is left at a position; reads the next samples."""
+        maker = self._sample_maker(self._makers_at(position))
+        return not position.taken and not self._taken_at(maker, position).samples
+
+    def _taken_at(self, maker: StepMaker, position: StreamPosition) -> TakenStep:
+        """Samples of a step. Those of the last one are kept, as the next batch may need the rest of them."""
+        kept = self._kept
+        if kept is not None and kept[0] == (position.epoch, position.epoch_step) and kept[1] is position.cursors:
+            return kept[2]
+        step = maker.take(replace(position, taken=0) if position.taken else position)
+        for counts in step.counts:
+            self.counts.add(counts)
+        self._kept = ((position.epoch, position.epoch_step), position.cursors, step)
+        return step
+
+    def _makers_at(self, position: StreamPosition) -> StreamSteps:
+        """Maker of the steps of an epoch."""
         self._epoch_end.check()
         if self._process != os.getpid():  # a fork has no threads, and must not talk to the processes of its parent
-            self._process, self._made_by = os.getpid(), None
+            self._process = os.getpid()
+            self._made_by = self._samples_by = self._kept = None
         if position.epoch != self._epoch:
             self._epoch_end.forget()
             self._epoch = position.epoch
         if self._made_by is None:
             self._made_by = open_steps(self.spec, self._budget, self.workers)
-        made = self._made_by.make(position)
-        for counts in made.counts:
-            self.counts.add(counts)
-        if not self._epoch_end.more(position.epoch, position.epoch_step, made.has_data):
-            self._made_by.expect(self.next_epoch(position))
-            return None
-        assert made.compact is not None
-        return StreamStep(made.compact, made.metadata, made.following, made.tokens)
+        return self._made_by
+
+    def _sample_maker(self, made_by: StreamSteps) -> StepMaker:
+        """Maker of single samples; processes make whole steps only."""
+        if isinstance(made_by, StepMaker):
+            return made_by
+        if self._samples_by is None:
+            self._samples_by = open_step_maker(self.spec, self._budget)
+        return self._samples_by
 
     def next_epoch(self, position: StreamPosition) -> StreamPosition:
         """Beginning of the epoch after the one that ended at a position."""
@@ -166,14 +235,16 @@ class StreamReader:
             return self.options.steps_per_epoch
         raise TypeError(
             "the number of batches of a stream is unknown before its end; prepare the data (streaming=False), or pass "
-            "steps_per_epoch"
+            "streaming=StreamOptions(steps_per_epoch=...)"
         )
 
     def close(self) -> None:
         """Release workers, files and memory. Reading can continue from any position."""
-        made_by, self._made_by = self._made_by, None
-        if made_by is not None and self._process == os.getpid():
-            made_by.close()
+        makers = (self._made_by, self._samples_by) if self._process == os.getpid() else ()
+        self._made_by = self._samples_by = self._kept = None
+        for maker in makers:
+            if maker is not None:
+                maker.close()
         self._epoch_end.forget()
         self.counts.close()
 
@@ -217,6 +288,8 @@ class StreamReader:
             "epoch_step": position.epoch_step,
             "streams": {str(number): cursor.to_text() for number, cursor in sorted(position.cursors.items())},
         }
+        if position.taken:
+            facts |= {"taken": position.taken, "world_size": self.rank.world_size}
         return _STATE.write(facts)
 
     def from_state(self, state: Mapping[str, Any]) -> StreamPosition:
@@ -235,17 +308,28 @@ class StreamReader:
         try:
             epoch, step, epoch_step = (int(state[name]) for name in ("epoch", "step", "epoch_step"))
             cursors = {int(number): StreamCursor.from_text(text) for number, text in state["streams"].items()}
+            taken = int(state.get("taken", 0))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, ResumeError):
                 raise
             raise ResumeError(f"the state is damaged: {error!r}; it is a dict that state_dict() made") from error
         if min(epoch, step, epoch_step) < 0 or any(not 0 <= number < self.catalog.streams for number in cursors):
             raise ResumeError("the state is damaged: its epoch, step or streams are out of range")
-        if self._made_by is not None:
-            self._made_by.forget()
+        if taken and state.get("world_size") != self.rank.world_size:
+            raise ResumeError(
+                f"the state was saved by {state.get('world_size')} ranks within a step, after get_batch with another "
+                f"size than that of the loader, and this run has {self.rank.world_size}; resume with as many ranks, or "
+                "from a state between two steps"
+            )
+        if not 0 <= taken < max(1, len(self.spec.slots)):
+            raise ResumeError("the state is damaged: the part of its step is out of range")
+        for maker in (self._made_by, self._samples_by):
+            if maker is not None:
+                maker.forget()
+        self._kept = None
         self._epoch_end.forget()
         self.counts.keep_quarantine()
-        return StreamPosition(epoch, step, epoch_step, cursors)
+        return StreamPosition(epoch, step, epoch_step, cursors, taken)
 
     # What is read
 
@@ -318,6 +402,7 @@ class EpochEnd:
                 return find_rendezvous()
             except ConfigError as error:
                 raise ConfigError(
-                    f"{self._rank}: ranks have to agree on the end of a stream, and {error}; or pass steps_per_epoch"
+                    f"{self._rank}: ranks have to agree on the end of a stream, and {error}; both are "
+                    "options of the stream: streaming=StreamOptions(steps_per_epoch=...) does without"
                 ) from None
         return DirectoryRendezvous(self._given) if isinstance(self._given, (str, os.PathLike)) else self._given

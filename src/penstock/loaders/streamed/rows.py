@@ -111,6 +111,11 @@ class WindowSampling:
         """True if the tokens left over in a window begin the first sample of the next."""
         return self.sampling.strategy == "concat"
 
+    @property
+    def in_order(self) -> bool:
+        """True if samples follow the rows, so that unshuffled ones do not depend on the windows."""
+        return self.carries or (self.sampling.strategy is None and self.max_tokens is None)
+
     def samples(self, rows: TokenRows, key: int, *, shuffle: bool, last: bool) -> Samples:
         """Samples of a window. Where tokens carry over, those left over are sampled in the last window only."""
         length = self.sampling.length

@@ -19,7 +19,7 @@ from penstock.loaders.streamed.sampled_windows import WindowFiller
 from penstock.loaders.streamed.stream import StreamLane
 from penstock.loaders.streamed.windows import BlockSequence, WindowBuilder, WindowLimits
 from penstock.memory.budget import parse_bytes
-from penstock.pipeline.stages import Fitting
+from penstock.pipeline.stages import Fitting, Live
 
 
 @named_options
@@ -137,12 +137,20 @@ class StreamSpec:
             ready.transforms,
             tokens=ready.tokens,
             mask=ready.mask,
-            limits=self.options.window(),
+            limits=self._limits,
             seed=self.seed,
             shuffle=self.shuffle,
             on_error=self.options.on_error,
         )
         return WindowFiller(builder, self.sampling)
+
+    @property
+    def _limits(self) -> WindowLimits:
+        """Size of a window. Where rows keep their order it changes no batch, so those of a live source are small."""
+        limits = self.options.window()
+        if self.shuffle or not self.sampling.in_order or not isinstance(self.input.source, Live):
+            return limits
+        return replace(limits, rows=min(limits.rows, self.global_batch))
 
     def sequences(self, epoch: int) -> list[BlockSequence]:
         """Blocks of every stream in an epoch."""

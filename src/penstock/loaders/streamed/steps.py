@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -24,6 +24,22 @@ class StreamPosition:
     epoch_step: int = 0
     """Steps since the start of the epoch."""
     cursors: Mapping[int, StreamCursor] = field(default_factory=dict)
+    taken: int = 0
+    """Slots of each rank that were taken of the step at the cursors, after batches of another size."""
+
+
+Sample = tuple[SampledWindow, int]
+"""A sample, as a window and an index."""
+
+
+class TakenStep(NamedTuple):
+    """Samples of one step of this rank."""
+
+    samples: list[tuple[int, Sample]]
+    """Number of a slot of this rank, and its sample. Slots whose streams have ended have none."""
+    following: StreamPosition
+    counts: list[WindowCounts]
+    """Of the windows that were begun."""
 
 
 class MadeStep(NamedTuple):
@@ -67,7 +83,18 @@ class StepMaker:
 
     def make(self, position: StreamPosition) -> MadeStep:
         """The step at a position."""
-        spec, epoch, step = self.spec, position.epoch, position.epoch_step
+        taken, following, counts = self.take(position)
+        compact = None
+        metadata: dict[str, Any] = {"step": position.step, "epoch": position.epoch}
+        tokens = 0
+        if taken or self.spec.rank.world_size > 1:
+            compact, found, tokens = self.collate([sample for _, sample in taken])
+            metadata = found | metadata
+        return MadeStep(compact, metadata, tokens, bool(taken), following, counts)
+
+    def take(self, position: StreamPosition) -> TakenStep:
+        """Samples of the step at a position, not collated."""
+        spec, step = self.spec, position.epoch_step
         streams = self._streams_at(position)
         for lane in spec.lanes:
             if not (stream := streams[lane.due(step)]).left:
@@ -75,18 +102,18 @@ class StepMaker:
         taken = [sample for lane in spec.lanes for sample in self._own(lane, lane.read(step, streams))]
         cursors = {number: stream.cursor for number, stream in streams.items()}
         self._look_ahead(streams, step + 1)
-        compact = None
-        metadata: dict[str, Any] = {"step": position.step, "epoch": epoch}
-        tokens = 0
-        if taken or spec.rank.world_size > 1:
-            compact, found, tokens = collate_samples(taken, spec.catalog, spec.form, masked=spec.input.mask is not None)
-            metadata = found | metadata
-            for spilled in {window.spilled for window, _ in taken}:
-                if spilled is not None:
-                    spilled.drop_pages()
-        self._last_position = StreamPosition(epoch, position.step + 1, step + 1, cursors)
+        self._last_position = StreamPosition(position.epoch, position.step + 1, step + 1, cursors)
         counts, self._counts = self._counts, []
-        return MadeStep(compact, metadata, tokens, bool(taken), self._last_position, counts)
+        return TakenStep(taken, self._last_position, counts)
+
+    def collate(self, taken: Sequence[Sample]) -> tuple[CompactBatch, dict[str, Any], int]:
+        """A batch of samples, the origin of each of its parts, and its tokens without padding."""
+        spec = self.spec
+        made = collate_samples(taken, spec.catalog, spec.form, masked=spec.input.mask is not None)
+        for spilled in {window.spilled for window, _ in taken}:
+            if spilled is not None:
+                spilled.drop_pages()
+        return made
 
     def expect(self, position: StreamPosition) -> None:
         """Nothing: windows are begun when a position is asked for."""
@@ -142,9 +169,10 @@ class StepMaker:
         for stream in mine:
             stream.counting = True
 
-    def _own(self, lane: StreamLane, taken: list[tuple[SampledWindow, int]]) -> list[tuple[SampledWindow, int]]:
-        """Samples of a lane that are in the slots of this rank."""
-        return [sample for slot, sample in zip(lane.slots, taken) if slot in self.spec.slots]
+    def _own(self, lane: StreamLane, taken: list[Sample]) -> list[tuple[int, Sample]]:
+        """Samples of a lane that are in the slots of this rank, with the numbers of these slots from its first on."""
+        mine = self.spec.slots
+        return [(slot - mine.start, sample) for slot, sample in zip(lane.slots, taken) if slot in mine]
 
     def _look_ahead(self, streams: dict[int, Stream], step: int) -> None:
         """Start to make the windows that are needed soonest, as far as the budget has room."""

@@ -188,20 +188,32 @@ def collate_samples(
     taken: Sequence[tuple[SampledWindow, int]], catalog: Catalog, form: BatchLayout, *, masked: bool
 ) -> tuple[CompactBatch, dict[str, Any], int]:
     """A batch, the origin of each of its parts, and its tokens without padding."""
-    runs = _runs(taken)
-    parts = [window.samples.slice(low, high) for window, low, high in runs]
-    samples = Samples.concat(parts)
-    none = np.zeros(0, np.int64)
-    owners = np.repeat(np.arange(len(runs)), [len(part.rows) for part in parts])
-    windows = [window.rows for window, _, _ in runs]
-    begins = np.concatenate([none, *(window.ids.offsets[part.rows] for window, part in zip(windows, parts))])
-    tokens = MemoryTokens(windows, owners, begins + samples.starts, masked=masked)
-    blocks = np.concatenate([none, *(window.blocks[part.rows] for window, part in zip(windows, parts))])
-    places = np.concatenate([none, *(window.places[part.rows] for window, part in zip(windows, parts))])
-    # For the collator the rows are the numbers of the parts.
-    numbered = Samples(samples.offsets, np.arange(len(owners)), np.zeros(len(owners), np.int64), samples.lengths)
-    compact = collate_compact(numbered, np.zeros(len(owners), np.int64), [tokens], form, width(numbered, form))
-    return compact, _provenance(numbered, catalog, form, blocks, places), samples.tokens
+    made = CollatedSamples(taken, form, masked=masked)
+    return made.compact, _provenance(made.numbered, catalog, form, made.blocks, made.places), made.tokens
+
+
+class CollatedSamples:
+    """Batch of samples of any windows, and the places of its parts in the input."""
+
+    def __init__(
+        self, taken: Sequence[tuple[SampledWindow, int]], form: BatchLayout, *, masked: bool, columns: int | None = None
+    ) -> None:
+        runs = _runs(taken)
+        parts = [window.samples.slice(low, high) for window, low, high in runs]
+        samples = Samples.concat(parts)
+        none = np.zeros(0, np.int64)
+        owners = np.repeat(np.arange(len(runs)), [len(part.rows) for part in parts])
+        windows = [window.rows for window, _, _ in runs]
+        begins = np.concatenate([none, *(window.ids.offsets[part.rows] for window, part in zip(windows, parts))])
+        table = MemoryTokens(windows, owners, begins + samples.starts, masked=masked)
+        self.blocks = np.concatenate([none, *(window.blocks[part.rows] for window, part in zip(windows, parts))])
+        self.places = np.concatenate([none, *(window.places[part.rows] for window, part in zip(windows, parts))])
+        self.tokens = samples.tokens
+        count = len(owners)
+        # For the collator the rows are the numbers of the parts.
+        self.numbered = Samples(samples.offsets, np.arange(count), np.zeros(count, np.int64), samples.lengths)
+        columns = width(self.numbered, form) if columns is None else columns
+        self.compact = collate_compact(self.numbered, np.zeros(count, np.int64), [table], form, columns)
 
 
 def _runs(taken: Sequence[tuple[SampledWindow, int]]) -> list[tuple[SampledWindow, int, int]]:

@@ -184,6 +184,7 @@ class WindowBuilder:
                 if self.on_error == "raise":
                     raise
                 kind = reader.skip_bad()
+                at = reader.at
                 unread.append(Rejected(error.file, error.row, error.offset, "reading", kind, error.reason))
                 continue
             if cut is None:

@@ -77,14 +77,19 @@ def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> 
     """Maker of the steps of a stream."""
     if choice.worker_type == "process":
         return ProcessSteps(spec, budget, choice.count or 1)
-    count = choice.count if choice.worker_type == "thread" else None
-    # Several windows at once only if they take no more than half of the memory.
-    count = count or max(1, min(available_cores(), _MOST_THREADS, budget.limit // (2 * making(spec.window_bytes))))
-    local = StepMaker(spec, ThreadWindows(spec.filler, budget, count), budget)
+    local = open_step_maker(spec, budget, choice.count if choice.worker_type == "thread" else None)
     if choice.worker_type == "thread":
         return local
     processes = choice.count or 1
     return ThreadsThenProcesses(local, lambda: ProcessSteps(spec, budget, processes), after_seconds=_THREAD_SECONDS)
+
+
+def open_step_maker(spec: StreamSpec, budget: MemoryBudget, threads: int | None = None) -> StepMaker:
+    """Maker of the steps of a stream by threads of this process."""
+    # Several windows at once only if they take no more than half of the memory.
+    fitting = max(1, min(available_cores(), _MOST_THREADS, budget.limit // (2 * making(spec.window_bytes))))
+    threads = threads or fitting
+    return StepMaker(spec, ThreadWindows(spec.filler, budget, threads), budget)
 
 
 class ThreadsThenProcesses:

@@ -54,12 +54,23 @@ def test_prepare_names_its_options(
     assert penstock(*command, *followed).exit_code == 0
 
 
+def test_lint_names_its_options_in_violations(here: Path, penstock: Cli) -> None:
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call]}]
+    command = ["lint", write(here, [{"messages": turns}]), "--tokenizer", str(TOKENIZER), "--template", "chatml"]
+    refused = penstock(*command)
+    assert refused.exit_code == 1
+    assert "pass --chat allow_lost=calls to" in refused.stdout
+    assert "pass --chat allow_lost=calls to" in penstock(*command, "--explain", "0").stdout
+    assert penstock(*command, "--chat", "allow_lost=calls,arguments").exit_code == 0
+
+
 def test_loader_commands_name_set(here: Path, penstock: Cli) -> None:
     loader = {"loader": "conversation", "path": write(here, QUESTIONS), "tokenizer": str(TOKENIZER)}
     (here / "loader.json").write_text(json.dumps(loader | {"batch_size": 1, "backend": "numpy", "cache_dir": "cache"}))
     command = ["plan", "loader.json", "--set", "chat_template=chatml"]
     refused = penstock(*command)
     assert refused.exit_code == 1
-    assert "pass --set chat.columns.user=... --set chat.columns.assistant=..." in refused.stderr
-    done = penstock(*command, "--set", "chat.columns.user=question", "--set", "chat.columns.assistant=answer")
+    assert "pass --set columns.user=... --set columns.assistant=..." in refused.stderr
+    done = penstock(*command, "--set", "columns.user=question", "--set", "columns.assistant=answer")
     assert done.exit_code == 0, done.stderr
