@@ -240,7 +240,7 @@ class Manifest:
         schema = pa.ipc.read_schema(pa.py_buffer(inflate(base64.b64decode(facts["schema"]))))
         plain = {name: _is(facts[name], kind, name) for name, kind in _PLAIN.items()}
         for name in ("tokens_column", "mask_column"):
-            if plain[name] is not None and not _is_list(schema, plain[name]):
+            if plain[name] is not None and len(schema) and not _is_list(schema, plain[name]):  # no rows yet: no columns
                 raise ValueError(f"its {name} {plain[name]!r} is no column of lists")
         return cls(
             schema=schema,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import ConversationDataLoader, MemoryBudget, PipelineConfig
+from penstock.batching import options
 from penstock.corpus import prepare as preparation
 from penstock.files.locks import FileLock
 from penstock.sinks import StoreSink
@@ -69,7 +70,7 @@ def sign_when_waiting(sign: Path) -> None:
 def main(source: str, cache: str, out: str, name: str, hold: int | None) -> None:
     notes = note_preparing()
     # Progress is kept after every batch, and a small budget makes batches small.
-    vars(preparation)["PipelineConfig"] = partial(PipelineConfig, checkpoint_seconds=0)
+    vars(options)["PipelineConfig"] = partial(PipelineConfig, checkpoint_seconds=0)
     sign_when_waiting(Path(out, f"{name}.waits"))
     if hold is not None:
         hold_before(hold, Path(out, f"{name}.holds"))

@@ -155,7 +155,7 @@ def test_texts_that_are_hardly_ever_the_same_are_no_classes(tmp_path: Path) -> N
 
 
 def days(first: int, count: int) -> list[str]:
-    return [str(np.datetime64("2024-01-01") + first + n) for n in range(count)]
+    return [str(np.datetime64("2024-01-01") + np.timedelta64(first + n, "D")) for n in range(count)]
 
 
 def test_numbers_asked_for_later_days_are_a_time_series(tmp_path: Path) -> None:

@@ -91,6 +91,8 @@ class TorchBackend(BaseBackend):
         return TorchDeviceFields(self, compact, whole.sent[target])
 
     def pin_memory(self, array: Any) -> Any:
+        if not isinstance(array, self._torch.Tensor):  # of a batch that torch's own loader converted
+            array = self._torch.as_tensor(array)
         if not self._pinned.available or array.device.type != "cpu":
             return array
         copy = self._pinned.copy_of(array)
