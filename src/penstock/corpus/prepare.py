@@ -239,6 +239,7 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     sink = _CheckedSink(job.out, check=job.inputs.check, **options)
     before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
     resumable = checkpoint if isinstance(job.opened.source, Stateful) else None
+    job.opened.log_bos(steps)
     pipeline = Pipeline(job.opened.source, steps.transforms, sink, config=job.config, budget=job.budget)
     try:
         if progress is None:

@@ -85,7 +85,8 @@ class DocumentRecipe:
     filters: Sequence[Any] = ()
     """Names of quality filters, those of plugins too, or transforms."""
     dedup: Sequence[str] = ()
-    add_bos: bool = False
+    add_bos: bool | None = None
+    """Begin documents with BOS; None: if the tokenizer itself begins a text with it."""
     add_eos: bool | None = None
     """End documents with EOS; None: if the tokenizer has one."""
 
@@ -133,7 +134,8 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
     """Everything that decides the content of a store, except the input.
 
     Rows with a `column` of text are documents; `template`, or rows in one of the chat formats, make them chats. Filters
-    and deduplication need text, so they are for documents. Documents end with EOS if the tokenizer has one.
+    and deduplication need text, so they are for documents. Documents begin with BOS if the tokenizer begins a text with
+    it, and end with EOS if it has one.
     """
 
     tokenizer: TokenizerSpec
@@ -490,6 +492,17 @@ class OpenedRecipe:
             unnamed=unnamed,
         )
 
+    def log_bos(self, steps: Steps) -> None:
+        """Log that documents begin with BOS, if the tokenizer decided it."""
+        last = steps.transforms[-1]
+        if self.recipe.add_bos is None and isinstance(last, Tokenize) and last.cut.bos is not None:
+            _log.info(
+                "%s begins a text with BOS (id %d), so every document begins with it; pass add_bos=False (--no-bos) "
+                "to leave it out",
+                steps.tokenizer.name,
+                last.cut.bos,
+            )
+
     def _has(self, text: str) -> bool:
         """True if the rows of a CSV file are documents with this column."""
         return self.recipe.template is None and text in self.source.layout_of(0).names
@@ -515,6 +528,7 @@ class OpenedRecipe:
             schema = pa.schema([(name, pa.null()) for name in self.names])
         with_rows = replace(recipe, keep=[row_column], tokenizer=self.tokenizer)
         steps = self._with_transforms(with_rows.steps(schema.append(pa.field(row_column, pa.int64()))))
+        self.log_bos(steps)
         raw = [RowNumbers(each, row_column) for each in self.transforms]
         return source, replace(steps, transforms=[*raw, *steps.transforms[len(raw) :]])
 

@@ -370,7 +370,7 @@ def _loaded(spec: Any) -> Tokenizer:
     if package == "tiktoken" and hasattr(spec, "encode_to_numpy"):
         return LoadedTokenizer(TiktokenReference(spec))
     if hasattr(spec, "serialized_model_proto"):
-        return LoadedTokenizer(SentencePieceReference(spec.serialized_model_proto(), "sentencepiece"))
+        return _with_bos(SentencePieceReference(spec.serialized_model_proto(), "sentencepiece"), spec, "_add_bos")
     inner: Any = getattr(spec, "_tokenizer", None)
     if _is_backend(inner):  # an implementation of the package `tokenizers`
         return LoadedTokenizer(HuggingFaceReference(inner.to_str(), "tokenizer"))
@@ -434,7 +434,14 @@ def _from_directory(folder: Path, *, name: str | None = None) -> Tokenizer:
     named = as_named(_json(folder / "special_tokens_map.json")) | as_named(config)
     template = _template(config.get("chat_template"), folder)
     if (file := folder / "tokenizer.json").is_file():
-        return LoadedTokenizer(_parsed_on_use(file.read_bytes(), file, name, named), chat_template=template)
+        made = LoadedTokenizer(_parsed_on_use(file.read_bytes(), file, name, named), chat_template=template)
+        if config.get("add_bos_token") and not made.special.adds_bos:
+            log.info(
+                "%s: tokenizer_config.json has add_bos_token, and the post-processor in tokenizer.json, which decides "
+                "(as in transformers 5), adds no BOS; pass add_bos=True to begin documents with it",
+                name,
+            )
+        return made
     models = sorted(folder.glob("*.model"))
     ranks = sorted(folder.glob("*.tiktoken"))
     if len(models) + len(ranks) != 1:
@@ -445,7 +452,14 @@ def _from_directory(folder: Path, *, name: str | None = None) -> Tokenizer:
             "tokenizer.json"
         )
     reference: Reference = _sentencepiece(models[0]) if models else _ranks(ranks[0])
-    return LoadedTokenizer(reference, chat_template=template)
+    return _with_bos(reference, config, "add_bos_token", chat_template=template)
+
+
+def _with_bos(reference: Reference, settings: Any, name: str, **options: Any) -> LoadedTokenizer:
+    """The tokenizer of a model whose file does not say if a text begins with BOS: its settings do."""
+    adds = settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
+    special = replace(reference.special, adds_bos=bool(adds) and reference.special.bos is not None)
+    return LoadedTokenizer(reference, special=special, **options)
 
 
 def _parsed_on_use(document: bytes, path: Path, name: str, named: Mapping[str, str]) -> Reference:

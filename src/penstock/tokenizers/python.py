@@ -255,7 +255,16 @@ def _special(given: Any) -> SpecialTokens:
             named.setdefault(text, int(roles[kind] or 0))
         elif isinstance(text, str) and text in named:
             roles[kind] = named[text]
-    return SpecialTokens(named=named, **roles)
+    return SpecialTokens(named=named, adds_bos=_adds_bos(given, roles["bos"]), **roles)
+
+
+def _adds_bos(given: Any, bos: int | None) -> bool:
+    """True for a tokenizer of `transformers` that begins a text with BOS."""
+    build = getattr(given, "build_inputs_with_special_tokens", None)
+    try:
+        return bos is not None and callable(build) and list(build([]))[:1] == [bos]
+    except ValueError:  # a token that it would add is not defined
+        return False
 
 
 def _vocab_size(given: Any, special: SpecialTokens) -> int:
