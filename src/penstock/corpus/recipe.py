@@ -22,13 +22,13 @@ from penstock.chat.format_chat import CHAT_OPTIONS, FormatChat, detect_format, j
 from penstock.chat.format_preference import FormatPreference, preference_kind
 from penstock.chat.formats import refuse_labels
 from penstock.chat.templates import load_template
-from penstock.corpus.content_names import content_name
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
 from penstock.corpus.raw_rows import (
     PeekedSource,
     RowNumbers,
     as_transforms,
+    content_name,
     describe_transforms,
     first_rows,
     on_json,
@@ -244,7 +244,7 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         side = "chosen_" if self._format(schema) == "preference" else ""
         return Steps(
             [last],
-            [f"{_described(last)} {last.gate!r}"],
+            [f"{content_name(last)} {last.gate!r}"],
             tokenizer,
             template=xxhash.xxh3_128_hexdigest(last.template.source.encode()),
             tokens=f"{side}input_ids",
@@ -305,7 +305,7 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         wanted = self.wanted_columns(schema.names)
         select: list[Transform] = [Select(wanted)] if wanted != schema.names else []
         stages = [*select, *filters, *dedup_stages(*dedups), last]
-        return Steps(stages, [*map(_described, [*filters, *dedups]), _described(last)], tokenizer)
+        return Steps(stages, [*map(content_name, [*filters, *dedups]), content_name(last)], tokenizer)
 
     def _dedup(self, name: str, work: Path | None) -> Dedup:
         if name not in _DEDUPS:
@@ -556,11 +556,6 @@ def _without_conflicts(source: Any, recipe: Recipe) -> Any:
         ", ".join(conflicts),
     )
     return type(source)(source.files, columns=names, allow_empty=recipe.allow_empty)
-
-
-def _described(step: Any) -> str:
-    """Description of a step as text: the same text, the same result."""
-    return content_name(step)
 
 
 def _path_of(tokenizer: TokenizerSpec) -> str | None:
