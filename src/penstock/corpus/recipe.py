@@ -336,12 +336,13 @@ class Steps:
         """Lineage of a store. A store that skipped bad rows has another key than one that would have failed on them."""
         skipped = [f"bad rows: {on_error}"] if on_error != "raise" else []
         return Lineage(
-            inputs=tuple(inputs) if self.unnamed is None else (),
+            inputs=tuple(inputs),
             tokenizer=self.tokenizer.fingerprint,
             template=self.template,
             transforms=(*self.described, *skipped),
             notes={"tokenizer": self.tokenizer.name, "tokenizer_path": self.tokenizer_path}
-            | ({"left_out": names} if (names := [file.name for file in left_out]) else {}),
+            | ({"left_out": names} if (names := [file.name for file in left_out]) else {})
+            | ({"unnamed": self.unnamed} if self.unnamed is not None else {}),
         )
 
 
