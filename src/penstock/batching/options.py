@@ -114,7 +114,7 @@ class RawRows:
     )
     allow_empty: bool = option(False, "pass over files of 0 bytes, which are an error otherwise")
     template: str | None = option(None, "chat template: another name of `chat_template`")
-    add_bos: bool | None = option(None, "begin documents with BOS; by default not")
+    add_bos: bool | None = option(None, "begin documents with BOS; by default where the tokenizer itself does")
     add_eos: bool | None = option(None, "end documents with EOS; by default if the tokenizer has one")
 
 

@@ -9,6 +9,8 @@ from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
+import pyarrow as pa
 import typer
 from rich.table import Table
 from rich.text import Text
@@ -18,10 +20,12 @@ from penstock.chat.format_preference import FormatPreference
 from penstock.cli.advice import command_wording
 from penstock.cli.console import count, output, print_json, say
 from penstock.cli.options import command
+from penstock.corpus.raw_rows import RowNumbers
+from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.errors import ConfigError, DataError
-from penstock.loaders import Recipe
 
 _BATCH_ROWS = 1024
+_ROW = "__row__"
 _STYLES = {"prompt": "dim", "supervised": "green", "lost": "red", "changed": "red", "repeated": "red"}
 
 
@@ -36,7 +40,7 @@ class LintFinding:
     shown: str = ""
 
 
-@command(["tokenizer", "template", "columns", "chat", "preference", "max_length", "allow_empty"])
+@command(["tokenizer", "template", "columns", "transforms", "chat", "preference", "max_length", "allow_empty"])
 def lint(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Files, directories or globs of chats.")],
     recipe: Any,
@@ -53,12 +57,11 @@ def lint(
     Exit codes: 0 every row passes; 1 there is a violation, or an error.
     """
     kinds: Counter[str] = Counter()
-    made, rows = Recipe(**recipe), 0
-    source = made.open([Path(file) for file in files])
+    opened, rows = OpenedRecipe.of(Recipe(**recipe), [Path(file) for file in files]), 0
     if explained is not None:
-        _explain(source, made, explained, as_json=as_json)
+        _explain(opened, explained, as_json=as_json)
         return
-    for finding, rows in _findings(source, made):  # noqa: B007
+    for finding, rows in _findings(opened):  # noqa: B007
         if finding is None:
             continue
         kinds[finding.kind] += 1
@@ -76,17 +79,28 @@ def lint(
         raise typer.Exit(1)
 
 
-def _explain(source: Any, recipe: Recipe, number: int, *, as_json: bool) -> None:
+def _after(opened: OpenedRecipe, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:
+    """The rows after the transforms, and for each the number in the batch of the row that it was made of."""
+    made = batch.append_column(_ROW, pa.array(np.arange(batch.num_rows)))
+    for transform in opened.transforms if opened.recipe.transforms else ():  # they need the types of all rows
+        made = RowNumbers(transform, _ROW).transform(made) if made.num_rows else made
+    return made.drop_columns([_ROW]), made.column(_ROW).to_numpy()
+
+
+def _explain(opened: OpenedRecipe, number: int, *, as_json: bool) -> None:
     """Print every part of one row, counted over all files, and where it ends up."""
-    before = 0
+    source, recipe, before = opened.source, opened.recipe, 0
     while (batch := source.next_batch(_BATCH_ROWS)) is not None:
         if number < before + batch.num_rows:
             break
         before += batch.num_rows
     else:
         raise ConfigError(f"--explain: expected a row below {before}, got {number}")
+    batch, _ = _after(opened, batch.slice(number - before, 1))
+    if not batch.num_rows:
+        raise ConfigError(f"--explain: row {number} is dropped by --transform")
     check: Any = recipe.format_chat(recipe.load_tokenizer(), batch.schema)
-    for side, parts, problem in check.explain(batch.slice(number - before, 1)):
+    for side, parts, problem in check.explain(batch):
         if as_json:
             facts = {"row": number, "side": side, "parts": [asdict(part) for part in parts], "refused": problem}
             print_json(facts, indent=False)
@@ -105,9 +119,9 @@ def _worded(reason: str) -> str:
     return command_wording(signature(lint).parameters.values())(reason)
 
 
-def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[LintFinding | None, int]]:
+def _findings(opened: OpenedRecipe) -> Iterator[tuple[LintFinding | None, int]]:
     """Each finding with the number of rows read so far; None at the end of each batch."""
-    rows = 0
+    source, recipe, rows = opened.source, opened.recipe, 0
     check: FormatChat | FormatPreference | None = None
     while True:
         try:
@@ -119,12 +133,13 @@ def _findings(source: Any, recipe: Recipe) -> Iterator[tuple[LintFinding | None,
             continue
         if batch is None:
             return
-        if check is None:
-            check = recipe.format_chat(recipe.load_tokenizer(), batch.schema)
         origin = source.origin()
         rows += batch.num_rows
-        for violation in check.check_rows(batch):
-            row = origin.row + violation.row
+        batch, numbers = _after(opened, batch)
+        if check is None and batch.num_rows:
+            check = recipe.format_chat(recipe.load_tokenizer(), batch.schema)
+        for violation in check.check_rows(batch) if check is not None else ():
+            row = origin.row + int(numbers[violation.row])
             shown = violation.shown.replace("⟦", "[[").replace("⟧", "]]")  # as `penstock show` prints them
             yield LintFinding(origin.file, row, violation.kind, violation.message, shown), rows
         yield None, rows

@@ -76,7 +76,9 @@ RECIPE_OPTIONS: dict[str, Any] = {
     "dedup": _option(str, "Drop duplicates: exact, minhash, or both.", metavar="A,B"),
     "max_length": _option(int | None, "Maximum number of tokens in a row.", min=1),
     "truncation": _option(str, "Policy for longer rows: error, drop, left, right, split."),
-    "add_bos": _option(bool, "Begin every document with BOS.", "--bos/--no-bos"),
+    "add_bos": _option(
+        bool | None, "Begin every document with BOS. Default: if the tokenizer itself does.", "--bos/--no-bos"
+    ),
     "add_eos": _option(
         bool | None, "End every document with EOS. Default: if the tokenizer has one.", "--eos/--no-eos"
     ),

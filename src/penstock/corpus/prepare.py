@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 import orjson
@@ -24,6 +24,7 @@ from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.checkpoint import load_checkpoint
+from penstock.pipeline.config import OnError
 from penstock.pipeline.stages import Stateful
 from penstock.sinks import StoreSink
 from penstock.sources import StoreSource
@@ -161,12 +162,14 @@ def prepare_cached(
     if key is None:
         reason = steps.unnamed or "the recipe has no key"
         raise ConfigError(f"a loader caches the rows that it prepares, and {reason}")
-    job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
-    prepared = _make(job, wait_seconds, progress)
+    prepared = _without_bad_rows(home, steps, files, chosen.on_error)
+    if prepared is None:
+        job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
+        prepared = _make(job, wait_seconds, progress)
     if note is not None:
         try:
             note.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(note, key.encode())
+            write_atomic(note, prepared.path.name.encode())
         except OSError as error:
             _log.warning("%s: the store is complete, but its key could not be noted (%s)", note, error)
     if prepared.dropped_tokens:
@@ -197,11 +200,27 @@ def _noted(note: Path, home: Path) -> Prepared | None:
         key = note.read_bytes()[:64].decode("ascii", "replace")
     except OSError:
         return None
-    out = home / key
-    if not _KEY.fullmatch(key) or not is_store(out) or not is_complete(out) or _work_directory(out).exists():
+    return _finished(home / key, key) if _KEY.fullmatch(key) else None
+
+
+def _finished(out: Path, key: str) -> Prepared | None:
+    if not is_store(out) or not is_complete(out) or _work_directory(out).exists():
         return None
     manifest = open_store(out).manifest
     return Prepared(out, manifest, None) if manifest.key == key else None
+
+
+def _without_bad_rows(home: Path, steps: Steps, inputs: _Inputs, on_error: str) -> Prepared | None:
+    """A store of the same input that was made with another `on_error`, and met no bad row: it has the same rows."""
+    for policy in get_args(OnError):
+        key = steps.lineage(inputs.fingerprints, policy).key
+        if policy == on_error or key is None or (found := _finished(home / key, key)) is None:
+            continue
+        with found.open() as store:
+            if policy == "raise" or _record(store, "bad") == {}:
+                inputs.check_stamps()
+                return found
+    return None
 
 
 def _work_directory(out: Path) -> Path:
@@ -239,6 +258,7 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     sink = _CheckedSink(job.out, check=job.inputs.check, **options)
     before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
     resumable = checkpoint if isinstance(job.opened.source, Stateful) else None
+    job.opened.log_bos(steps)
     pipeline = Pipeline(job.opened.source, steps.transforms, sink, config=job.config, budget=job.budget)
     try:
         if progress is None:
@@ -348,18 +368,19 @@ def _write_losses(store: Path, key: str | None, report: Report) -> None:
 
 def losses_of(store: Store) -> dict[str, int]:
     """Tokens that were dropped when a store was prepared, by reason; none if there is no record."""
-    return _recorded(store, "tokens")
+    return _record(store, "tokens") or {}
 
 
 def bad_rows_of(store: Store) -> dict[str, int]:
     """Bad rows that were skipped or quarantined when a store was prepared, by reason; none if there is no record."""
-    return _recorded(store, "bad")
+    return _record(store, "bad") or {}
 
 
-def _recorded(store: Store, what: str) -> dict[str, int]:
+def _record(store: Store, what: str) -> dict[str, int] | None:
+    """Numbers by reason that were written when a store was prepared; None if there is no record."""
     try:
         losses = orjson.loads((store.path / LOSSES_NAME).read_bytes())
         known = losses["key"] is not None and losses["key"] == store.manifest.key
-        return {str(reason): int(number) for reason, number in losses[what].items()} if known else {}
+        return {str(reason): int(number) for reason, number in losses[what].items()} if known else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return {}
+        return None

@@ -9,11 +9,12 @@ from inspect import signature
 from typing import Any, cast
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from penstock.chat.formats import is_json_text
-from penstock.corpus.content_names import UnnamedError, content_name
 from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.files.content_hash import UnnamedError, content_hash
 from penstock.files.json_values import dumps, loads
 from penstock.files.states import StateFormat
 from penstock.pipeline import Source, State, Transform
@@ -53,6 +54,18 @@ def as_transforms(given: Any) -> tuple[Transform, ...]:
     if isinstance(given, (str, Mapping)) or not isinstance(given, Sequence):
         given = [given]
     return tuple(named_transform(each) if isinstance(each, (str, Mapping)) else as_transform(each) for each in given)
+
+
+def content_name(stage: Any) -> str:
+    """Name of a transform by its content: its own `describe`, or a hash.
+
+    Raises `UnnamedError` with the reason if there is none.
+    """
+    describe = getattr(stage, "describe", None)
+    if callable(describe):
+        facts = describe()
+        return facts if isinstance(facts, str) else orjson.dumps(facts, option=orjson.OPT_SORT_KEYS).decode()
+    return f"{stage_name(stage)} #{content_hash(stage)}"
 
 
 def describe_transforms(transforms: Sequence[Transform]) -> tuple[list[str], str | None]:

@@ -22,13 +22,13 @@ from penstock.chat.format_chat import CHAT_OPTIONS, FormatChat, detect_format, j
 from penstock.chat.format_preference import FormatPreference, preference_kind
 from penstock.chat.formats import refuse_labels
 from penstock.chat.templates import load_template
-from penstock.corpus.content_names import content_name
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
 from penstock.corpus.raw_rows import (
     PeekedSource,
     RowNumbers,
     as_transforms,
+    content_name,
     describe_transforms,
     first_rows,
     on_json,
@@ -85,7 +85,8 @@ class DocumentRecipe:
     filters: Sequence[Any] = ()
     """Names of quality filters, those of plugins too, or transforms."""
     dedup: Sequence[str] = ()
-    add_bos: bool = False
+    add_bos: bool | None = None
+    """Begin documents with BOS; None: if the tokenizer itself begins a text with it."""
     add_eos: bool | None = None
     """End documents with EOS; None: if the tokenizer has one."""
 
@@ -133,7 +134,8 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
     """Everything that decides the content of a store, except the input.
 
     Rows with a `column` of text are documents; `template`, or rows in one of the chat formats, make them chats. Filters
-    and deduplication need text, so they are for documents. Documents end with EOS if the tokenizer has one.
+    and deduplication need text, so they are for documents. Documents begin with BOS if the tokenizer begins a text with
+    it, and end with EOS if it has one.
     """
 
     tokenizer: TokenizerSpec
@@ -242,7 +244,7 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         side = "chosen_" if self._format(schema) == "preference" else ""
         return Steps(
             [last],
-            [f"{_described(last)} {last.gate!r}"],
+            [f"{content_name(last)} {last.gate!r}"],
             tokenizer,
             template=xxhash.xxh3_128_hexdigest(last.template.source.encode()),
             tokens=f"{side}input_ids",
@@ -303,7 +305,7 @@ class Recipe(RowRecipe, DocumentRecipe, ChatRecipe):
         wanted = self.wanted_columns(schema.names)
         select: list[Transform] = [Select(wanted)] if wanted != schema.names else []
         stages = [*select, *filters, *dedup_stages(*dedups), last]
-        return Steps(stages, [*map(_described, [*filters, *dedups]), _described(last)], tokenizer)
+        return Steps(stages, [*map(content_name, [*filters, *dedups]), content_name(last)], tokenizer)
 
     def _dedup(self, name: str, work: Path | None) -> Dedup:
         if name not in _DEDUPS:
@@ -334,12 +336,13 @@ class Steps:
         """Lineage of a store. A store that skipped bad rows has another key than one that would have failed on them."""
         skipped = [f"bad rows: {on_error}"] if on_error != "raise" else []
         return Lineage(
-            inputs=tuple(inputs) if self.unnamed is None else (),
+            inputs=tuple(inputs),
             tokenizer=self.tokenizer.fingerprint,
             template=self.template,
             transforms=(*self.described, *skipped),
             notes={"tokenizer": self.tokenizer.name, "tokenizer_path": self.tokenizer_path}
-            | ({"left_out": names} if (names := [file.name for file in left_out]) else {}),
+            | ({"left_out": names} if (names := [file.name for file in left_out]) else {})
+            | ({"unnamed": self.unnamed} if self.unnamed is not None else {}),
         )
 
 
@@ -490,6 +493,17 @@ class OpenedRecipe:
             unnamed=unnamed,
         )
 
+    def log_bos(self, steps: Steps) -> None:
+        """Log that documents begin with BOS, if the tokenizer decided it."""
+        last = steps.transforms[-1]
+        if self.recipe.add_bos is None and isinstance(last, Tokenize) and last.cut.bos is not None:
+            _log.info(
+                "%s begins a text with BOS (id %d), so every document begins with it; pass add_bos=False (--no-bos) "
+                "to leave it out",
+                steps.tokenizer.name,
+                last.cut.bos,
+            )
+
     def _has(self, text: str) -> bool:
         """True if the rows of a CSV file are documents with this column."""
         return self.recipe.template is None and text in self.source.layout_of(0).names
@@ -515,6 +529,7 @@ class OpenedRecipe:
             schema = pa.schema([(name, pa.null()) for name in self.names])
         with_rows = replace(recipe, keep=[row_column], tokenizer=self.tokenizer)
         steps = self._with_transforms(with_rows.steps(schema.append(pa.field(row_column, pa.int64()))))
+        self.log_bos(steps)
         raw = [RowNumbers(each, row_column) for each in self.transforms]
         return source, replace(steps, transforms=[*raw, *steps.transforms[len(raw) :]])
 
@@ -542,11 +557,6 @@ def _without_conflicts(source: Any, recipe: Recipe) -> Any:
         ", ".join(conflicts),
     )
     return type(source)(source.files, columns=names, allow_empty=recipe.allow_empty)
-
-
-def _described(step: Any) -> str:
-    """Description of a step as text: the same text, the same result."""
-    return content_name(step)
 
 
 def _path_of(tokenizer: TokenizerSpec) -> str | None:

@@ -180,7 +180,7 @@ def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:
     """Refuse options for raw files where there is a store: they would be ignored."""
     options = ("filters", "dedup", "chat", "transforms", "columns", "add_bos", "add_eos")
     for name, value in ((name, getattr(recipe, name)) for name in options):
-        if value:
+        if value or value is False:
             raise ConfigError(
                 f"{name}={value!r} applies to raw files, and {stores[0].shown} is a store; omit {name} to use it "
                 "as it is, or prepare the raw files again"

@@ -147,6 +147,10 @@ class RowSchema:
     def reset(self) -> None:
         self.known = self._given
 
+    def describe(self) -> str:
+        """The columns that were given: what is learned follows from the rows."""
+        return str(self._given)
+
     def to_batch(
         self, rows: Sequence[Mapping[str, Any]], source: pa.RecordBatch, handed_out: Mapping[str, list[Any]]
     ) -> pa.RecordBatch:

@@ -26,8 +26,8 @@ Input: TypeAlias = Any
 _MOST_SENT_BYTES = 64 << 20
 _ITERATED_ROWS = 1000
 _EXPECTED = (
-    "expected a path or a list of paths, a Source, a Dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow "
-    "table, a list of dicts, a dict of columns, or an iterable of dicts"
+    "expected a path or a list of paths, a Source (it has a method next_batch), a Dataset of Hugging Face, a pandas or "
+    "Polars DataFrame, an Arrow table, a list of dicts, a dict of columns, or an iterable of dicts"
 )
 
 

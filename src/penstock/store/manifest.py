@@ -39,12 +39,12 @@ class Lineage:
     transforms: tuple[str, ...] = ()
     """`describe()` of each step, in order; a step whose results change has to describe itself differently."""
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else worth keeping, as plain values."""
+    """Anything else worth keeping, as plain values; `unnamed` is the reason why there is no key."""
 
     @property
     def key(self) -> str | None:
-        """None if the inputs are not known: the content of the store has no name then."""
-        if not self.inputs:
+        """None if the inputs are not known, or a step has no name: the content of the store has no name then."""
+        if not self.inputs or self.notes.get("unnamed"):
             return None
         return content_key(self.inputs, tokenizer=self.tokenizer, template=self.template, transforms=self.transforms)
 

@@ -33,6 +33,8 @@ class SpecialTokens:
     unk: int | None = None
     named: Mapping[str, int] = field(default_factory=dict)
     """Every special token by its text, such as `<|im_end|>`."""
+    adds_bos: bool = False
+    """True if the library of the tokenizer begins a text with BOS, as `tokenizer(text)` of `transformers` does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -262,7 +262,7 @@ class HuggingFaceReference:
                 added = {"bos": first, "eos": last}.get(kind)
                 known = next((special[name] for name in names if name in special), None)
                 found[kind] = known if added is None else added
-        return SpecialTokens(named=special, **found)
+        return SpecialTokens(named=special, adds_bos=first is not None and first == found.get("bos"), **found)
 
 
 def _rebuilt(document: str, name: str, named: Mapping[str, str], special: SpecialTokens) -> HuggingFaceReference:
@@ -370,7 +370,7 @@ def as_named(tokens: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-FACTS_VERSION = 1
+FACTS_VERSION = 2
 """Goes up when the same files would give other facts."""
 _CACHE_BYTES = 16 << 20
 

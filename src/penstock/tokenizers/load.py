@@ -72,14 +72,7 @@ class LoadedTokenizer:
         self._given, self._wanted, self._alone = reference, fast, alone
         self._special = reference.special if special is None else special
         self._chat_template = chat_template
-        self._dtype = narrowest(reference.vocab_size)
-        self._start()
-
-    def _start(self) -> None:
-        self._fast = {
-            mode: FastPath(self._given, parse_special=mode, wanted=self._wanted, alone=self._alone)
-            for mode in (False, True)
-        }
+        self._fast: dict[bool, FastPath] = {}
         self._table: VocabularyTable | None = None
         self._has_table: bool | None = None
         self._fingerprint: str | None = None
@@ -106,7 +99,7 @@ class LoadedTokenizer:
 
     @property
     def dtype(self) -> pa.DataType:
-        return self._dtype
+        return narrowest(self.vocab_size)
 
     @property
     def special(self) -> SpecialTokens:
@@ -118,7 +111,7 @@ class LoadedTokenizer:
 
     def encode(self, texts: pa.Array, *, parse_special: bool = False) -> pa.ListArray:
         given = checked_text(texts)
-        return list_array(self._exactly(given, lambda encode: encode(given), parse_special), self._dtype, texts)
+        return list_array(self._exactly(given, lambda encode: encode(given), parse_special), self.dtype, texts)
 
     def encode_spans(self, texts: pa.Array, *, parse_special: bool = True) -> Encoded:
         table = self._token_table()
@@ -133,7 +126,7 @@ class LoadedTokenizer:
                 ),
                 parse_special,
             )
-        return Encoded(list_array(rows, self._dtype, texts), starts, ends)
+        return Encoded(list_array(rows, self.dtype, texts), starts, ends)
 
     def decode(self, ids: npt.NDArray[np.integer[Any]]) -> str:
         return self._reference.decode(ids)
@@ -147,15 +140,15 @@ class LoadedTokenizer:
         The size of the cache cannot be read, only the size of the process. For usual text it is some hundred
         megabytes; a smaller limit only costs reloads.
         """
-        self._fast[parse_special].fit(nbytes)
+        self._fast_path(parse_special).fit(nbytes)
 
     def slow_because(self, *, parse_special: bool = False) -> str | None:
         """Reason why the fast path is not used; None while it is, or before it was tried."""
-        return self._fast[parse_special].refusal
+        return self._fast_path(parse_special).refusal
 
     def reference_rows(self, *, parse_special: bool = False) -> int:
         """Number of rows that went to the reference because of their characters."""
-        return self._fast[parse_special].reference_rows
+        return self._fast_path(parse_special).reference_rows
 
     def with_special(self, **tokens: str | None) -> LoadedTokenizer:
         """The same tokenizer with another `bos`, `eos`, `pad` or `unk` token, given by its text."""
@@ -202,7 +195,7 @@ class LoadedTokenizer:
 
         All ids come from one of the two, so that nothing is delivered before everything is checked.
         """
-        fast = self._fast[parse_special]
+        fast = self._fast_path(parse_special)
         try:
             made = work(
                 lambda some: Ragged.joined(
@@ -214,6 +207,12 @@ class LoadedTokenizer:
         except Refused:
             return work(lambda some: reference_ids(self._reference, some, parse_special=parse_special))
         return made
+
+    def _fast_path(self, parse_special: bool) -> FastPath:
+        if parse_special not in self._fast:  # of two threads that make one, the first counts
+            made = FastPath(self._given, parse_special=parse_special, wanted=self._wanted, alone=self._alone)
+            self._fast.setdefault(parse_special, made)
+        return self._fast[parse_special]
 
     def _only_id(self, text: str) -> int | None:
         ids = self._reference.ids([text], parse_special=True)[0]
@@ -371,7 +370,7 @@ def _loaded(spec: Any) -> Tokenizer:
     if package == "tiktoken" and hasattr(spec, "encode_to_numpy"):
         return LoadedTokenizer(TiktokenReference(spec))
     if hasattr(spec, "serialized_model_proto"):
-        return LoadedTokenizer(SentencePieceReference(spec.serialized_model_proto(), "sentencepiece"))
+        return _with_bos(SentencePieceReference(spec.serialized_model_proto(), "sentencepiece"), spec, "_add_bos")
     inner: Any = getattr(spec, "_tokenizer", None)
     if _is_backend(inner):  # an implementation of the package `tokenizers`
         return LoadedTokenizer(HuggingFaceReference(inner.to_str(), "tokenizer"))
@@ -435,7 +434,14 @@ def _from_directory(folder: Path, *, name: str | None = None) -> Tokenizer:
     named = as_named(_json(folder / "special_tokens_map.json")) | as_named(config)
     template = _template(config.get("chat_template"), folder)
     if (file := folder / "tokenizer.json").is_file():
-        return LoadedTokenizer(_parsed_on_use(file.read_bytes(), file, name, named), chat_template=template)
+        made = LoadedTokenizer(_parsed_on_use(file.read_bytes(), file, name, named), chat_template=template)
+        if config.get("add_bos_token") and not made.special.adds_bos:
+            log.info(
+                "%s: tokenizer_config.json has add_bos_token, and the post-processor in tokenizer.json, which decides "
+                "(as in transformers 5), adds no BOS; pass add_bos=True to begin documents with it",
+                name,
+            )
+        return made
     models = sorted(folder.glob("*.model"))
     ranks = sorted(folder.glob("*.tiktoken"))
     if len(models) + len(ranks) != 1:
@@ -446,7 +452,14 @@ def _from_directory(folder: Path, *, name: str | None = None) -> Tokenizer:
             "tokenizer.json"
         )
     reference: Reference = _sentencepiece(models[0]) if models else _ranks(ranks[0])
-    return LoadedTokenizer(reference, chat_template=template)
+    return _with_bos(reference, config, "add_bos_token", chat_template=template)
+
+
+def _with_bos(reference: Reference, settings: Any, name: str, **options: Any) -> LoadedTokenizer:
+    """The tokenizer of a model whose file does not say if a text begins with BOS: its settings do."""
+    adds = settings.get(name) if isinstance(settings, Mapping) else getattr(settings, name, None)
+    special = replace(reference.special, adds_bos=bool(adds) and reference.special.bos is not None)
+    return LoadedTokenizer(reference, special=special, **options)
 
 
 def _parsed_on_use(document: bytes, path: Path, name: str, named: Mapping[str, str]) -> Reference:

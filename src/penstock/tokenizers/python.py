@@ -18,6 +18,7 @@ import xxhash
 
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError, DataError
+from penstock.files.content_hash import UnnamedError, content_hash
 from penstock.tokenizers.base import (
     MOST_UNUSED,
     FastModel,
@@ -27,7 +28,6 @@ from penstock.tokenizers.base import (
     VocabularyTable,
     encode_segments,
 )
-from penstock.tokenizers.code_hash import code_hash
 
 _PROBES = [
     *(chr(point) for point in (*range(0x20, 0x7F), *range(0xA0, 0x180), 0x4E2D, 0x1F389)),
@@ -205,8 +205,8 @@ class PythonReference:
             facts = [kind.__qualname__, sorted(self._given.get_vocab().items()), sorted(self.special.named.items())]
             return orjson.dumps(facts)
         try:
-            return code_hash(self._given).encode()
-        except Exception as error:
+            return content_hash(self._given).encode()
+        except UnnamedError as error:
             raise ConfigError(
                 f"the tokenizer {self.name} has no content to tell it from others ({error}); give it an attribute "
                 "`fingerprint`, a text that changes with its ids"
@@ -255,7 +255,16 @@ def _special(given: Any) -> SpecialTokens:
             named.setdefault(text, int(roles[kind] or 0))
         elif isinstance(text, str) and text in named:
             roles[kind] = named[text]
-    return SpecialTokens(named=named, **roles)
+    return SpecialTokens(named=named, adds_bos=_adds_bos(given, roles["bos"]), **roles)
+
+
+def _adds_bos(given: Any, bos: int | None) -> bool:
+    """True for a tokenizer of `transformers` that begins a text with BOS."""
+    build = getattr(given, "build_inputs_with_special_tokens", None)
+    try:
+        return bos is not None and callable(build) and list(build([]))[:1] == [bos]
+    except ValueError:  # a token that it would add is not defined
+        return False
 
 
 def _vocab_size(given: Any, special: SpecialTokens) -> int:

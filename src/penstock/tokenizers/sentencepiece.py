@@ -108,7 +108,8 @@ class SentencePieceReference:
         defined = {piece: number for number, piece in enumerate(pieces) if self._kinds[number] == USER_DEFINED}
         named = self._control | {piece: number for piece, number in defined.items() if piece.strip("▁ \t\r\n")}
         known = {kind: int(getattr(self._processor, f"{kind}_id")()) for kind in ("bos", "eos", "pad", "unk")}
-        self.special = SpecialTokens(named=named, **{kind: number for kind, number in known.items() if number >= 0})
+        roles = {kind: number for kind, number in known.items() if number >= 0}
+        self.special = SpecialTokens(named=named, adds_bos=False, **roles)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SentencePieceReference, (self._model, self.name)

@@ -35,7 +35,7 @@ class SimpleTokenizer:
             raise ConfigError(f"special tokens must be different texts, none of them empty, got {list(special)}")
         named = {text: ordinary + number for number, text in enumerate(special)}
         roles = {role: named[text] for text, role in ROLES.items() if text in named}
-        self.special = SpecialTokens(named=named, **roles)
+        self.special = SpecialTokens(named=named, adds_bos=False, **roles)
         self.vocab_size = ordinary + len(named)
         self.dtype = narrowest(self.vocab_size)
         longest_first = sorted(named, key=len, reverse=True)

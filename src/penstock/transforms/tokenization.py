@@ -43,9 +43,10 @@ class Tokenize(CountingTransform):
         Tokenize("model/", max_length=2048, truncation="right")               # the beginning of each
         Tokenize("model/", max_length=512, truncation="split", stride=64)     # windows that share 64 tokens
 
-    `tokenizer` is anything `load_tokenizer` takes. With `add_bos`, every row begins with BOS. With `add_eos`, EOS ends
-    a document: it follows the last piece only, and not a document that was cut on the right. A token that is present
-    already is not added again.
+    `tokenizer` is anything `load_tokenizer` takes. With `add_bos`, every row begins with BOS; by default where the
+    tokenizer itself begins a text with it (`tokenizer.special.adds_bos`). With `add_eos`, EOS ends a document: it
+    follows the last piece only, and not a document that was cut on the right. A token that is present already is not
+    added again.
 
     A row has at most `max_length` tokens, BOS and EOS included. A longer row is an error, is dropped, is cut on the
     left or right, or is split into consecutive rows that share `stride` tokens and repeat the other columns. Rows of
@@ -64,7 +65,7 @@ class Tokenize(CountingTransform):
         column: str = "text",
         into: str = "input_ids",
         *,
-        add_bos: bool = False,
+        add_bos: bool | None = None,
         add_eos: bool = False,
         max_length: int | None = None,
         truncation: Policy = "error",
@@ -80,8 +81,9 @@ class Tokenize(CountingTransform):
         self.keep = _names(keep)
         self.parse_special = parse_special
         special = self.tokenizer.special
+        adds_bos = special.adds_bos if add_bos is None else add_bos
         self.cut = TokenTruncation(
-            bos=_needed(special.bos, "bos", self.tokenizer) if add_bos else None,
+            bos=_needed(special.bos, "bos", self.tokenizer) if adds_bos else None,
             eos=_needed(special.eos, "eos", self.tokenizer) if add_eos else None,
             max_length=max_length,
             truncation=truncation,

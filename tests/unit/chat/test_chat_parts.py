@@ -174,7 +174,7 @@ def test_the_command_line_takes_what_a_template_needs(files: tuple[Path, Path], 
     needed = ["--chat", "now=2026-01-31", "--chat", "variables.mood=calm", "--chat", "allow_lost=earlier_thoughts"]
     refused = CliRunner().invoke(app, ["lint", *given])
     assert refused.exit_code == 1
-    assert "pass now=" in refused.output
+    assert "pass --chat now=" in refused.output
     assert CliRunner().invoke(app, ["lint", *given, *needed]).exit_code == 0
     shown = CliRunner().invoke(app, ["show", *given, *needed])
     assert "2026calm" in shown.output

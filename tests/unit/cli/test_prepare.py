@@ -132,6 +132,20 @@ def test_show_refuses_another_tokenizer_than_the_store_was_made_with(chat_store:
     assert "tokenizer" in penstock("show", chat_store, "--tokenizer", "byte", code=1)
 
 
+def test_lint_checks_rows_after_their_transforms(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
+    rows = [{"messages": turns, "id": None}, {"messages": turns, "id": 1}, {"messages": turns[:1], "id": 2}]
+    file = tmp_path / "chats.jsonl"
+    file.write_text("".join(json.dumps({**row, "prompt": "q"}) + "\n" for row in rows))
+    given = ["lint", file, "--tokenizer", TOKENIZER, "--template", "chatml"]
+    chosen = ["--transform", "drop=prompt", "--transform", "drop_nulls=id"]
+    said = penstock(*given, *chosen, code=1)
+    assert "row 2" in said
+    assert "3 rows, 1 violation" in said
+    assert "is dropped by --transform" in penstock(*given, *chosen, "--explain", "0", code=1)
+    assert "supervised" in penstock(*given, *chosen, "--explain", "1")
+
+
 def test_lint_passes_what_is_right_and_names_what_is_not(tmp_path: Path) -> None:
     good = penstock("lint", CHATS, "--tokenizer", TOKENIZER, "--template", "chatml")
     assert "24 rows" in good

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,24 @@ def test_a_bad_row_goes_to_the_quarantine_file(streaming: Any, tmp_path: Path) -
     (row,) = map(json.loads, bad.read_text().splitlines())
     assert row["file"] == str(path)
     assert row["data"] == {"text": None}
+
+
+@pytest.mark.parametrize("first", ["raise", "skip", "quarantine"])
+def test_rows_without_a_bad_one_have_one_store_for_every_policy(first: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"text": "one"}])
+    for policy in (first, "raise", "skip", "quarantine", first):
+        assert documents(path, tmp_path, on_error=policy) == ["one"]
+    stores = tmp_path / "cache" / "stores"
+    (store,) = (each for each in stores.iterdir() if each.is_dir() and each.name[0] != ".")
+    if first != "raise":
+        (store / "losses.json").unlink()  # so it is not known if a row was left out
+        shutil.rmtree(tmp_path / "cache" / "requests")
+        documents(path, tmp_path)
+        assert sum(1 for each in stores.iterdir() if each.is_dir() and each.name[0] != ".") == 2
+    bad = write(tmp_path / "b.jsonl", [{"text": "one"}, {"text": None}])
+    assert documents(bad, tmp_path, on_error="skip") == ["one"]
+    with pytest.raises(PenstockError, match=r"b\.jsonl"):
+        documents(bad, tmp_path)
 
 
 def test_the_quarantine_of_a_cached_store_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -230,7 +249,7 @@ class Opaque:
     """A transform with something in it that has no name."""
 
     def __init__(self) -> None:
-        self.lines = iter([1, 2])
+        self.lines = (number for number in [1, 2])
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
@@ -247,7 +266,9 @@ def test_a_transform_without_a_name_is_refused_with_the_ways_out(tmp_path: Path)
         documents(path, tmp_path, transforms=[Opaque()])
     assert documents(path, tmp_path, transforms=[Described()]) == ["one"]
     recipe = Recipe(tokenizer=TOKENIZER, transforms=[Opaque()])
-    store = prepare(path, tmp_path / "a.store", recipe).path
+    made = prepare(path, tmp_path / "a.store", recipe)
+    store, (run,) = made.path, made.manifest.lineage
+    assert ([file.name for file in run.inputs], run.key) == (["a.jsonl"], None)
     with PretrainDataLoader(store, batch_size=1, backend="numpy", packing=None) as loader:
         assert len(loader) == 1
 

@@ -176,7 +176,7 @@ def test_a_copy_does_not_know_what_others_delivered(monkeypatch: pytest.MonkeyPa
 def test_ids_made_before_another_thread_found_a_difference_are_not_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = fresh()
     tokenizer.fit_budget(1 << 30)
-    path = tokenizer._fast[False]
+    path = tokenizer._fast_path(False)
     deliver = path.deliver
 
     def late() -> None:
@@ -476,7 +476,7 @@ def test_what_is_remembered_is_forgotten_when_the_process_has_grown(monkeypatch:
     monkeypatch.setattr(fast, "resident_bytes", lambda: resident.bytes)
     tokenizer = fresh()
     tokenizer.fit_budget(1000)
-    backend = tokenizer._fast[False]._backend
+    backend = tokenizer._fast_path(False)._backend
     assert backend is not None
     load = backend._load
     monkeypatch.setattr(backend, "_load", lambda: loads.append(1) or load())
