@@ -171,6 +171,7 @@ def test_the_sessions_of_a_page_print_what_they_show(
         code = done.exit_code
         said = [line for line in done.stderr.splitlines() if line.startswith("penstock: ")]
         assert len(said) == len(done.stderr.splitlines()), f"{place}\n{done.stderr}"
+        said = [line for line in said if not line.startswith("penstock: numba compiles")]  # once on a machine
         printed = [*said, *done.stdout.splitlines()]
         assert re.fullmatch(as_pattern(shown), "\n".join(unmeasured(printed))), "\n".join([place, *printed])
     assert code == 0, f"{name_of(page)} does not show how the last command ended: {code}"

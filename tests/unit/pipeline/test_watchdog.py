@@ -50,6 +50,7 @@ def test_a_stage_that_waits_in_c_code_is_named_and_goes_on() -> None:
     assert done.stdout == "over\n"
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # of os.fork in JAX and Python
 def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
     from penstock.pipeline.watchdog import watchdog
 

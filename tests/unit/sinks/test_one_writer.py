@@ -22,7 +22,7 @@ ROWS = [{"n": n} for n in range(60)]
 OUTPUTS = ["o.parquet", "o.arrow", "o.jsonl", "o.jsonl.zst", "o.csv", "o.tsv.gz"]
 DIRECTORIES: list[Any] = [ParquetSink, ArrowSink, JsonlSink, CsvSink]
 HOLD = """
-import sys, threading
+import os, sys, threading, time
 from penstock import Pipeline, PipelineConfig
 from penstock.sinks import open_sink, ParquetSink
 from penstock.sources import MemorySource
@@ -44,6 +44,8 @@ for name in sys.argv[2:]:
     runs.append(Pipeline(source, [identity], sink, config).start(f"{home}/{name}.cp"))
     seen.wait()
     seen.clear()
+    while not os.path.exists(f"{home}/{name}.cp/checkpoint.json"):
+        time.sleep(0.01)
 print("held", flush=True)
 threading.Event().wait()
 """

@@ -89,7 +89,7 @@ def test_batches_that_are_in_use_outlive_a_truncated_file(
 def test_a_run_over_a_truncated_arrow_file_ends_with_its_name(tmp_path: Path) -> None:
     table = pa.table({"n": range(300_000), "s": [f"row {i}" for i in range(300_000)]})
     Pipeline(MemorySource(table.to_batches()), [], ArrowSink(tmp_path / "a.arrow")).run()
-    batches = iter(Pipeline(ArrowSource(tmp_path / "a.arrow"), []))
+    batches = iter(Pipeline(ArrowSource(tmp_path / "a.arrow"), [], budget="1 MiB"))  # too small to hold the rest
     next(batches)
     os.truncate(tmp_path / "a.arrow", 4_096)
     with pytest.raises(ChangedFileError, match=r"a\.arrow"):
