@@ -177,7 +177,7 @@ def test_supervised_parts_are_marked_in_what_is_shown() -> None:
 
 def test_a_template_without_a_bos_is_refused_if_the_tokenizer_has_one() -> None:
     source = "{% for m in messages %}{{ m.content + eos_token }}{% endfor %}"
-    with pytest.raises(ConfigError, match=r"Gate\(bos=False\)"):
+    with pytest.raises(ConfigError, match=r"gate=\{'bos': False\}"):
         FormatChat(BYTES, source)
     assert FormatChat(BYTES, source, gate=Gate(bos=False)).transform(batch_of([HI, YES])).num_rows == 1
     assert FormatChat(ByteTokenizer(("<eos>",)), source).transform(batch_of([HI, YES])).num_rows == 1
