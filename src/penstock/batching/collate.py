@@ -110,6 +110,32 @@ class BatchLayout:
             return found - _BOUNDARIES
         return found | {"max_seqlen"} if "cu_seqlens" in found else found  # kernels want both
 
+    def check_same(self, name: str, other: BatchLayout, other_name: str) -> None:
+        """Refuse to mix samples of two layouts, with the options of the loaders that make them differ."""
+        differing = [
+            f"{option} ({getattr(self, field)!r} in {name!r}, {getattr(other, field)!r} in {other_name!r})"
+            for field, option in _OPTIONS.items()
+            if getattr(self, field) != getattr(other, field)
+        ]
+        if differing:
+            raise ConfigError(
+                f"mixed sources share batches, so they need one layout; give both the same {differing[0]}"
+            )
+
+
+_OPTIONS = {
+    "packed": "packing",
+    "padding_free": "padding_free",
+    "length": "chunk_size or max_length",
+    "split": "max_tokens",
+    "multiple": "pad_to_multiple_of",
+    "pad_id": "pad_id",
+    "side": "padding_side",
+    "integer": "backend",
+    "fields": "fields",
+}
+"""Options of loaders that decide a layout; those that decide others too come first."""
+
 
 class Grid:
     """Grid of rows and tokens, and the place of each part in it. The parts of a row are next to each other."""

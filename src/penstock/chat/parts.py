@@ -267,12 +267,14 @@ class Placement:
         """Places of all parts of message i, in order."""
         return sorted(places[0] for part, places in zip(self.parts, self.places) if part.message == i and places)
 
-    def losses(self, whole: str) -> list[Loss]:
-        """Parts that are lost, repeated, changed or out of order."""
+    def losses(self, whole: str, allowed: Collection[str] = ()) -> list[Loss]:
+        """Parts that are lost, repeated, changed or out of order. Advice keeps the kinds that are allowed already."""
         found: list[Loss] = []
+        missing = [part.kind for part, places in zip(self.parts, self.places) if not places]
+        kinds = list(dict.fromkeys([*sorted(allowed), *missing]))
         for number, (part, places) in enumerate(zip(self.parts, self.places)):
             if not places:
-                found.append(Loss(part, _lost(part)))
+                found.append(Loss(part, _lost(part, kinds)))
             elif number in self.changed:
                 found.append(
                     Loss(part, PartChangedError(f"{_named(part)} is changed by the template: {_quoted(part)}"))
@@ -410,11 +412,12 @@ def _forms(part: Part) -> list[str]:
     return list(dict.fromkeys([core, *escaped, *as_python]))
 
 
-def _lost(part: Part) -> RowProblem:
+def _lost(part: Part, kinds: list[str]) -> RowProblem:
     kind = ThoughtsLeftOutError if part.kind in ("thoughts", "earlier_thoughts") else PartLostError
+    without = ", ".join(KINDS[each] for each in kinds)
     return kind(
         f"{_named(part)} is not in the text that the template writes: {_quoted(part)}; use a template that writes it, "
-        f"remove it from the row, or pass allow_lost={[part.kind]} to train without {KINDS[part.kind]}"
+        f"remove it from the row, or pass allow_lost={kinds} to train without {without}"
     )
 
 

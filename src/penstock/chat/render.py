@@ -192,7 +192,7 @@ class Renderer:
     def _check_parts(self, placement: Placement, whole: str) -> list[str]:
         """Kinds of lost parts that `allow_lost` permits; every other loss or change is an error."""
         lost = []
-        for loss in placement.losses(whole):
+        for loss in placement.losses(whole, self.allow_lost):
             kind = loss.part.kind
             allowed = kind in self.allow_lost or (kind == "earlier_thoughts" and "thoughts" in self.allow_lost)
             if allowed and isinstance(loss.problem, PartLostError):

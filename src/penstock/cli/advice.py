@@ -79,6 +79,8 @@ def _shell_value(value: str) -> str:
         return "2026-01-31"
     if value.startswith("{"):
         return ",".join(f"{key}={text}" for key, text in re.findall(r"'([^']*)': (\.\.\.|[^,}]+)", value))
+    if value.startswith("["):
+        value = value.replace(", ", ",")
     return re.sub(r"['\"\[\]]", "", value)
 
 
@@ -88,6 +90,7 @@ def _assignment(name: str, value: str) -> str:
         pairs = re.findall(r"'([^']*)': (\.\.\.|[^,}]+)", value)
         return " ".join(f"--set columns.{key}={text}" for key, text in pairs)
     name = f"chat.{name}" if name in (*_CHAT_NAMES, "include_eot") else _LOADER_NAMES.get(name, name)
+    value = value.replace(", ", ",") if value.startswith("[") else value
     return f"--set {name}={ {'None': 'null', '': '...'}.get(value, value) }"
 
 

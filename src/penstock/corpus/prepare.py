@@ -27,7 +27,7 @@ from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.pipeline.config import OnError
 from penstock.pipeline.stages import Stateful
 from penstock.sinks import StoreSink
-from penstock.sources import StoreSource
+from penstock.sources import IteratorSource, StoreSource
 from penstock.sources.by_suffix import SourceFiles
 from penstock.sources.inputs import Input, fingerprints_of
 from penstock.store import Manifest, Store, is_complete, open_store
@@ -286,7 +286,9 @@ class _Inputs:
             return cls(opened.files)
         made = cls(())
         memo = default_cache_directory() / "fingerprints.json"
-        made.fingerprints = fingerprints_of(opened.source, memo=memo)
+        # An iterator that is refused must not have lost its first row, which `opened.source` reads.
+        known = opened.given if isinstance(opened.given, IteratorSource) else opened.source
+        made.fingerprints = fingerprints_of(known, memo=memo)
         for file in opened.files:
             made._stamps.note(file)
         return made

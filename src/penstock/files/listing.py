@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NoReturn
 
+from penstock.errors import ConfigError
+
 PathLike = str | os.PathLike[str]
 
 COMPRESSED = (".gz", ".zst", ".bz2", ".lz4", ".xz")
+_LONGEST_NAME = 255
+_HUB_NAME = re.compile(r"[\w-]+/[\w-]+(\.[\d][\w.-]*)?")
 
 
 class FoundFiles(list[Path]):
@@ -66,10 +71,21 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
 def as_paths(data: Any) -> list[PathLike] | None:
     """One path, or a list of paths, as a list; None for anything else."""
     if isinstance(data, (str, os.PathLike)):
-        return [data]
+        data = [data]
     if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
+        for item in data:
+            _refuse_text(str(item))
         return data if isinstance(data, list) else [*data]
     return None
+
+
+def _refuse_text(path: str) -> None:
+    """Refuse what no file system takes for a path, before it is looked for."""
+    if "://" not in path and any(len(part.encode()) > _LONGEST_NAME for part in path.split("/")):
+        raise ConfigError(
+            f"{path[:60]!r}... is too long for a path, and looks like text; pass texts as rows, such as "
+            "[{'text': text} for text in texts]"
+        )
 
 
 def names_of(files: Sequence[Path]) -> list[str]:
@@ -122,7 +138,8 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
         if not files:
             raise FileNotFoundError(f"no file matches {text!r} (looked from {Path.cwd()})")
         return _found(files, Path(*takewhile(lambda part: not glob.has_magic(part), here.parts)))
-    raise FileNotFoundError(f"no such file or directory: {text!r} (looked from {Path.cwd()})")
+    hub = f"; a dataset of the Hugging Face Hub is 'hf://datasets/{text}'" if _HUB_NAME.fullmatch(text) else ""
+    raise FileNotFoundError(f"no such file or directory: {text!r} (looked from {Path.cwd()}){hub}")
 
 
 def _found(files: list[Path], base: Path) -> FoundFiles:

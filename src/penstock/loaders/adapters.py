@@ -161,7 +161,8 @@ def refuse(reason: str) -> NoReturn:
     """Error for a `DataLoader` of torch without the loader's sampler."""
     raise ConfigError(
         f"torch's DataLoader {reason}; pass the loader's own sampler, batch_size=None and no shuffle: "
-        "DataLoader(loader, batch_size=None, sampler=loader.sampler())"
+        "DataLoader(loader, batch_size=None, sampler=loader.sampler()); trainers that make the DataLoader themselves "
+        "have a class in penstock.integrations, such as LoaderTrainer of penstock.integrations.transformers"
     )
 
 

@@ -63,7 +63,7 @@ class PlanEngine:
         self.options, self.rank = options, options.find_rank()
         self.sources = tuple(sources)
         self._tables = [source.inputs.table for source in sources]
-        self._layout = _common_layout([source.layout for source in sources])
+        self._layout = _common_layout(self.sources)
         self.batch_size = 1 if self._layout.split else options.batch_size
         self.plan = Plan(
             tuple(source.plan_source for source in sources),
@@ -303,10 +303,9 @@ def _numbered(several: Sequence[Samples], first: int) -> Samples:
     return Samples(offsets, np.arange(first, first + len(lengths)), np.zeros(len(lengths), np.int64), lengths, single)
 
 
-def _common_layout(layouts: Sequence[BatchLayout]) -> BatchLayout:
+def _common_layout(sources: Sequence[LoaderSource]) -> BatchLayout:
     """Layout of the batches of several sources together."""
-    first = layouts[0]
-    for layout in layouts[1:]:
-        if layout != first:
-            raise ConfigError(f"mixed sources share batches, so they need one layout; got {first} and {layout}")
+    first = sources[0].layout
+    for source in sources[1:]:
+        first.check_same(sources[0].plan_source.name, source.layout, source.plan_source.name)
     return first

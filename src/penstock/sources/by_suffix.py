@@ -143,9 +143,10 @@ def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[
     forced = {makers[split_suffix(file)[0]] for file in kept if file in named}
     if len(meant) != 1 or forced - set(meant):
         formats = ", ".join(sorted({split_suffix(file)[0] for file in kept}))
+        pattern = str(kept[0].with_name(f"*{split_suffix(kept[0])[0]}"))
         raise ConfigError(
             f"{path!r} holds files of several formats ({formats}); open them one by one: pass a glob such as "
-            f"'*{split_suffix(kept[0])[0]}', or give each format to MixedDataLoader as a source"
+            f"{pattern!r}, or give each format to MixedDataLoader as a source"
         )
     return set(groups[meant[0]])
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -25,6 +25,9 @@ Input: TypeAlias = Any
 
 _MOST_SENT_BYTES = 64 << 20
 _ITERATED_ROWS = 1000
+_NOTHING = object()
+_FIRST: dict[int, tuple[Any, Any]] = {}
+"""First items of iterators that were looked at and not read, by the ids of the iterators, with the iterators."""
 _EXPECTED = (
     "expected a path or a list of paths, a Source (it has a method next_batch), a Dataset of Hugging Face, a pandas or "
     "Polars DataFrame, an Arrow table, a list of dicts, a dict of columns, or an iterable of dicts"
@@ -119,10 +122,23 @@ def _of_list(items: list[Any]) -> Any:
 
 
 def _of_iterator(items: Iterator[Any]) -> Any:
-    first = next(items, None)
+    first = _look(items)
+    if first is _NOTHING:
+        return IteratorSource(items)
     if isinstance(first, (str, os.PathLike)):
-        return [first, *items]
-    return IteratorSource(_Peeked([] if first is None else [first], items))
+        return list(_Looked(items))
+    return IteratorSource(_Looked(items))
+
+
+def _look(items: Iterator[Any]) -> Any:
+    """The first item of an iterator, which stays first until somebody reads it; `_NOTHING` if there is none."""
+    key = id(items)
+    if key not in _FIRST and (first := next(items, _NOTHING)) is not _NOTHING:
+        try:
+            _FIRST[key] = (weakref.ref(items, lambda _: _FIRST.pop(key, None)), first)
+        except TypeError:  # `map` and others cannot be referenced weakly, and an id is known only while they exist
+            _FIRST[key] = (items, first)
+    return _FIRST[key][1] if key in _FIRST else _NOTHING
 
 
 def _of_iterable_dataset(dataset: Any) -> IteratorSource:
@@ -157,13 +173,18 @@ class ScannedSource(IteratorSource):
         return [*fingerprint_files(self.files), FileFingerprint("<dataset>", 0, described)]
 
 
-class _Peeked(Iterator[Any]):
-    """An iterator whose first item was taken."""
+class _Looked(Iterator[Any]):
+    """An iterator whose first item `_look` has taken. The item counts as taken when this one is read."""
 
-    def __init__(self, taken: list[Any], rest: Iterator[Any]) -> None:
-        self._items, self.__name__ = chain(taken, rest), type(rest).__name__
+    def __init__(self, items: Iterator[Any]) -> None:
+        self._items, self.__name__ = items, type(items).__name__
+        self._begun = False
 
     def __next__(self) -> Any:
+        if not self._begun:
+            self._begun = True
+            if (taken := _FIRST.pop(id(self._items), None)) is not None:
+                return taken[1]
         return next(self._items)
 
 

@@ -9,6 +9,7 @@ import base64
 import binascii
 import logging
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -43,6 +44,8 @@ from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
 from penstock.tokenizers.tiktoken import PUBLISHED, SCHEMES, TiktokenReference, missing_package, named_encoding
 
 FAST_BYTES = 4 << 20
+_SENTENCEPIECE = re.compile(r"\.model(\.v\d\w*)?$")
+"""Names of SentencePiece models; Mistral's end in a version, such as `tokenizer.model.v3`."""
 
 Made = TypeVar("Made")
 Encode: TypeAlias = Callable[[pa.Array], Ragged]
@@ -416,7 +419,7 @@ def _from_text(spec: str) -> Tokenizer:
 
 
 def _from_file(path: Path) -> Tokenizer:
-    if path.suffix == ".model":
+    if _SENTENCEPIECE.search(path.name):
         return LoadedTokenizer(_sentencepiece(path))
     if path.suffix == ".tiktoken":
         return LoadedTokenizer(_ranks(path))

@@ -6,6 +6,7 @@ They make a Python object for every token, so they are many times slower than th
 from __future__ import annotations
 
 import inspect
+import json
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -203,7 +204,10 @@ class PythonReference:
         kind = type(self._given)
         if self._of_transformers:
             facts = [kind.__qualname__, sorted(self._given.get_vocab().items()), sorted(self.special.named.items())]
-            return orjson.dumps(facts)
+            try:
+                return orjson.dumps(facts)
+            except TypeError:  # a vocabulary of all code points has surrogates
+                return json.dumps(facts).encode()
         try:
             return content_hash(self._given).encode()
         except UnnamedError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock import Pipeline
-from penstock.chat.format_chat import FormatChat, RowProblem
+from penstock.chat.format_chat import FormatChat, Gate, RowProblem
 from penstock.cli.main import app
 from penstock.errors import ConfigError, SchemaError
 from penstock.sources import JsonlSource
@@ -59,6 +60,22 @@ def test_a_call_that_is_not_written_is_refused_with_its_words() -> None:
     with pytest.raises(RowProblem, match=r"tool_calls\[0\]\.name.*'weather'") as caught:
         FormatChat(BYTES, source).transform(rows(CALLING))
     assert "⟪weather⟫" in str(caught.value)
+
+
+def test_the_advice_for_lost_parts_ends_when_it_is_followed() -> None:
+    source = HEAD + "{# tool_calls #}{{ m.content or '' }}" + TAIL
+    thinking = [ASKED, {"role": "assistant", "content": "4", "reasoning_content": "Two and two."}]
+    allowed: list[str] = []
+    for chat in (CALLING, thinking):
+        with pytest.raises(RowProblem, match="allow_lost=") as caught:
+            FormatChat(BYTES, source, allow_lost=allowed).transform(rows(chat))
+        advice = re.search(r"pass allow_lost=\[(.*?)\]", str(caught.value))
+        assert advice is not None
+        allowed = [kind.strip("' ") for kind in advice[1].split(",")]
+    assert allowed == ["arguments", "calls", "thoughts"]
+    gate = Gate(content=False)  # a call without a word leaves an empty turn
+    for chat in (CALLING, thinking):
+        assert FormatChat(BYTES, source, allow_lost=allowed, gate=gate).transform(rows(chat)).num_rows == 1
 
 
 def test_text_beside_a_call_that_is_not_written_is_refused() -> None:

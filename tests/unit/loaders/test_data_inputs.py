@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -402,3 +404,42 @@ def test_arrow_datasets_are_known_by_their_files(parquet: Path, tmp_path: Path) 
     first = fingerprints_of(open_source(pds.dataset(parquet)))
     pq.write_table(TABLE.slice(0, 3), parquet / "0.parquet")
     assert fingerprints_of(open_source(pds.dataset(parquet))) != first
+
+
+@pytest.mark.parametrize("kind", ["generator", "map"])
+def test_an_iterator_that_was_refused_keeps_its_first_row(kind: str, tmp_path: Path) -> None:
+    rows = map(dict, ROWS) if kind == "map" else (row for row in ROWS)  # only the former has no weak references
+    with pytest.raises(ConfigError, match="pass streaming=True"):
+        PretrainDataLoader(rows, "byte", 256, cache_dir=tmp_path)
+    with pytest.raises(ConfigError, match="no such file"):
+        PretrainDataLoader(rows, "missing/tokenizer.json", 256, streaming=True)
+    loader = PretrainDataLoader(rows, "byte", 256, streaming=True, packing=None, shuffle=False, backend="numpy")
+    texts = [bytes(row[row < 256].astype("u1")) for batch in loader for row in batch.input_ids]
+    assert [text.rstrip(b"\0").decode() for text in texts] == [row["text"] for row in ROWS]
+
+
+def test_an_iterator_that_was_looked_at_is_not_kept(tmp_path: Path) -> None:
+    rows = (row for row in ROWS)
+    gone = weakref.ref(rows)
+    with pytest.raises(ConfigError, match="pass streaming=True"):
+        PretrainDataLoader(rows, "byte", 256, cache_dir=tmp_path)
+    del rows
+    gc.collect()
+    assert gone() is None
+
+
+def test_texts_in_a_list_are_no_paths(tmp_path: Path) -> None:
+    texts = ["Betty is saving money for a new wallet. " * 10, "Water runs."]
+    for streaming in (False, True):
+        with pytest.raises(ConfigError, match=r"looks like text.*\{'text': text\}"):
+            PretrainDataLoader(texts, "byte", 256, cache_dir=tmp_path, streaming=streaming)
+    rows = [{"text": text} for text in texts]
+    assert len(PretrainDataLoader(rows, "byte", 512, cache_dir=tmp_path, backend="numpy").get_batch().input_ids) == 1
+
+
+def test_a_name_of_the_hub_is_not_taken_for_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="hf://datasets/openai/gsm8k"):
+        PretrainDataLoader("openai/gsm8k", "byte", 256, cache_dir=tmp_path)
+    with pytest.raises(FileNotFoundError) as error:
+        PretrainDataLoader("data/part.jsonl", "byte", 256, cache_dir=tmp_path)
+    assert "hf://" not in str(error.value)

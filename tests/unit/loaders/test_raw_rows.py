@@ -406,7 +406,7 @@ def test_of_a_mixed_directory_what_was_meant_is_read(case: str, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"a.csv": 100, "b.parquet": 100}, r"several formats.*'\*\.csv'.*MixedDataLoader"),
+        ({"a.csv": 100, "b.parquet": 100}, r"several formats.*'/.*/\*\.csv'.*MixedDataLoader"),
         ({"a.jsonl": 100, "b.jsonl.part": 100}, r"no source reads.*b\.jsonl\.part.*glob"),
         ({"a.jsonl": 100, "b.zip": 100}, r"no source reads '\.zip'"),
         ({"a.bin": 100}, r"no source reads '\.bin'"),

@@ -131,7 +131,7 @@ def test_streams_need_weights_and_one_layout_and_no_prepared_source(home: Path) 
     with pytest.raises(ConfigError, match="tokenizer has no effect"):
         MixedDataLoader({"web": stream(home, "web")}, [1], tokenizer="byte")
     other = PretrainDataLoader(home / "code.jsonl", "byte", 16, streaming=True, backend="numpy")
-    with pytest.raises(ConfigError, match="one layout"):
+    with pytest.raises(ConfigError, match=r"one layout; give both the same chunk_size.*\d in 'web', 16 in 'code'\)$"):
         MixedDataLoader({"web": stream(home, "web"), "code": other}, [1, 1], backend="numpy")
 
 

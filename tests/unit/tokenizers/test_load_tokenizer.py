@@ -180,8 +180,9 @@ def test_the_fingerprint_is_the_same_in_another_process(tmp_path: Path) -> None:
 def test_sentencepiece_models_load_from_processor_file_and_folder(tmp_path: Path) -> None:
     model = sentencepiece_model()
     (tmp_path / "tokenizer.model").write_bytes(model)
+    (tmp_path / "tokenizer.model.v7m1").write_bytes(model)  # as Mistral publishes them
     processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-    for spec in (processor, tmp_path / "tokenizer.model", tmp_path):
+    for spec in (processor, tmp_path / "tokenizer.model", tmp_path / "tokenizer.model.v7m1", tmp_path):
         tokenizer = load_tokenizer(spec)
         assert tokenizer.encode(TEXTS).to_pylist() == processor.encode(TEXTS.to_pylist())
         assert (tokenizer.special.bos, tokenizer.special.eos, tokenizer.special.pad) == (1, 2, None)

@@ -133,3 +133,14 @@ def test_an_implementation_of_the_tokenizers_package_is_taken_whole() -> None:
     made = tokenizers.ByteLevelBPETokenizer()
     made.train_from_iterator(["the water"], show_progress=False)
     assert ids(made, ["the water"]) == [made.encode("the water").ids]
+
+
+def test_a_vocabulary_with_surrogates_has_a_fingerprint() -> None:
+    class Codepoints(transformers.ByT5Tokenizer):  # CANINE's vocabulary has every code point
+        def get_vocab(self) -> dict[str, int]:
+            return {**super().get_vocab(), "\ud800": 4000}
+
+    given = Codepoints()
+    tokenizer = load_tokenizer(given)
+    assert tokenizer.fingerprint != load_tokenizer(transformers.ByT5Tokenizer()).fingerprint
+    assert tokenizer.encode(pa.array(["water"])).to_pylist() == [given.encode("water", add_special_tokens=False)]

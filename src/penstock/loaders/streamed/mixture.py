@@ -66,11 +66,7 @@ class StreamMixEngine:
         self._readers = [_whole(engine.reader, global_batch, options) for engine in engines.values()]
         self._form = self._readers[0].form
         for name, reader in zip(self._names, self._readers):
-            if reader.form != self._form:
-                raise ConfigError(
-                    f"mixed streams share batches, so they need one layout; {self._names[0]!r} has {self._form}, and "
-                    f"{name!r} {reader.form}"
-                )
+            self._form.check_same(self._names[0], reader.form, name)
         if self.rank.world_size > 1:
             self._form = replace(self._form, fields=self._form.fields - {"num_items_in_batch"})
 
