@@ -19,7 +19,7 @@ Positions = npt.NDArray[np.int64]
 
 _NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
 _OPEN, _CLOSE, _ARRAY_END = b"{}]"
-_PIECE = 1 << 17
+_PIECE, _LARGE_PIECE = 1 << 17, 8 << 20
 _IS_SEPARATOR = np.zeros(256, bool)
 _IS_SEPARATOR[list(b" \t\r\n,")] = True
 _IS_SPACE, _IS_LINE_END = np.zeros(256, bool), np.zeros(256, bool)
@@ -306,9 +306,9 @@ def _last_newline(data: Bytes) -> int:
     return 0
 
 
-def _pieces(data: Bytes) -> Iterator[Bytes]:
-    """Pieces that stay in the processor's cache, and of which temporaries are small."""
-    return (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
+def _pieces(data: Bytes, size: int = _LARGE_PIECE) -> Iterator[Bytes]:
+    """Pieces of which temporaries are small."""
+    return (data[start : start + size] for start in range(0, len(data), size))
 
 
 def _count(data: Bytes, byte: int) -> int:
@@ -316,13 +316,16 @@ def _count(data: Bytes, byte: int) -> int:
 
 
 def _positions(data: Bytes, byte: int) -> Positions:
-    found = [np.flatnonzero(piece == byte) + number * _PIECE for number, piece in enumerate(_pieces(data))]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    if len(data) <= _LARGE_PIECE:
+        return np.flatnonzero(data == byte)
+    return np.concatenate(
+        [np.flatnonzero(piece == byte) + number * _LARGE_PIECE for number, piece in enumerate(_pieces(data))]
+    )
 
 
 def _openings(data: Bytes) -> int:
-    """Number of opening brackets."""
-    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in _pieces(data))
+    """Number of opening brackets. Counted in pieces that stay in the processor's cache."""
+    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in _pieces(data, _PIECE))
 
 
 def _check_depth(data: Bytes, starts: Positions, stops: Positions) -> None:
