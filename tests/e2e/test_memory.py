@@ -96,3 +96,36 @@ def test_resident_memory_stays_near_the_budget_where_a_row_becomes_many(tmp_path
     assert done.returncode == 0, done.stderr
     # Without parts it was over half a gigabyte.
     assert int(done.stdout) < 120 << 20
+
+
+LONG = """
+import sys
+from pathlib import Path
+from penstock import Pipeline
+from penstock.sinks import JsonlSink
+from penstock.sources import JsonlSource
+
+def status(field):
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field))
+
+def run(path):
+    Pipeline(JsonlSource(path), [], JsonlSink(path + ".out"), budget="64 MiB").run()
+
+run(sys.argv[1])
+base = status("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")
+run(sys.argv[2])
+print((status("VmHWM:") - base) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+def test_one_long_row_takes_three_times_its_size(tmp_path: Path) -> None:
+    small, size = '{"id": 1, "text": "a"}\n' * 100, 60 << 20
+    (tmp_path / "tiny.jsonl").write_text(small)
+    (tmp_path / "large.jsonl").write_text(small + json.dumps({"id": 2, "text": "x" * size}) + "\n" + small)
+    (tmp_path / "job.py").write_text(LONG)
+    command = [sys.executable, *(str(tmp_path / name) for name in ("job.py", "tiny.jsonl", "large.jsonl"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 3.5 * size  # what was read, Arrow's copy while it parses, and the row; it was over 4

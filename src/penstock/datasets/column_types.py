@@ -81,8 +81,9 @@ def _typed(cells: pa.ChunkedArray) -> pa.ChunkedArray:
     if cells.null_count == len(cells):
         return pa.chunked_array([pa.nulls(len(cells))])
     trimmed = pc.utf8_trim(cells, " \t")
-    with contextlib.suppress(pa.ArrowInvalid):
-        return pc.cast(trimmed, pa.int64())
+    for number in (pa.int64(), pa.float64()):  # no number is a date or a word: most columns need no other attempt
+        with contextlib.suppress(pa.ArrowInvalid):
+            return pc.cast(trimmed, number)
     if pc.all(pc.is_in(cells.drop_null(), _WORDS)).as_py():
         return pc.cast(pc.utf8_lower(cells), pa.bool_())
     if _all(cells, r"^[0-9]{2}:[0-9]{2}(:[0-9]{2})?$"):
@@ -92,8 +93,6 @@ def _typed(cells: pa.ChunkedArray) -> pa.ChunkedArray:
     for kind in _TYPES:
         with contextlib.suppress(pa.ArrowInvalid):
             return pc.cast(trimmed if pa.types.is_date(kind) else cells, kind)
-    with contextlib.suppress(pa.ArrowInvalid):
-        return pc.cast(trimmed, pa.float64())
     return cells
 
 

@@ -141,7 +141,8 @@ def check_data(data: Any, spec: DatasetSpec, split: str, *, test_columns: Callab
     if spec.id_column is not None and spec.id_column in names:
         check_ids(column_of(data, spec.id_column), spec.id_column, split)
     if split == "train":
-        empty = [name for name in names if name not in spec.ignored and len(data) and _is_empty(data, name)]
+        ignored = spec.ignored
+        empty = [name for name in names if name not in ignored and len(data) and _is_empty(data, name)]
         if empty:
             more = f" (and {empty[1:]} have none)" if len(empty) > 1 else ""
             raise DataError(
@@ -286,8 +287,10 @@ def check_same_columns(names: Mapping[str, Sequence[str]], spec: DatasetSpec) ->
     apart = {*spec.targets, *spec.ignored}
     if spec.id_column is not None and spec.id_column in names.get("test", ()):
         apart.add(spec.id_column)
-    only_first = [name for name in ours if name not in theirs and name not in apart]
-    only_second = [name for name in theirs if name not in ours and name not in apart]
+    known = [apart.union(theirs), apart.union(ours)]
+    only_first, only_second = (
+        [name for name in side if name not in other] for side, other in zip((ours, theirs), known)
+    )
     if not spec.targets:  # an unknown target is one of the columns that only the training file has
         only_first, only_second = (only_first, []) if first == "test" else ([], only_second)
     sides = [

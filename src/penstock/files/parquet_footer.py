@@ -8,7 +8,7 @@ own, and the joined file has the same bytes as one that was written in one go.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 __all__ = ["MAGIC", "join_footers", "split_file"]
@@ -39,71 +39,118 @@ def split_file(data: memoryview) -> tuple[memoryview, memoryview]:
 def join_footers(footers: Sequence[bytes | memoryview], shifts: Sequence[int]) -> bytes:
     """Footer of a file that consists of the row groups of several files, with its length and the magic bytes.
 
-    `shifts` has, for each file, the bytes by which its row groups moved.
+    `shifts` has, for each file, the bytes by which its row groups moved. Column chunks are moved one by one: as Python
+    values, all those of a file with thousands of columns would take many times the memory of its rows.
     """
-    rows, first = 0, None
-    groups: list[list[Field]] = []
+    rows = count = 0
+    groups = bytearray()
     for footer, shift in zip(footers, shifts, strict=True):
-        fields = _Reader(footer).struct()
-        rows += _get(fields, _FILE_ROWS)
-        for group in _get(fields, _FILE_GROUPS)[1]:
-            groups.append(_moved(group, shift, len(groups)))
-        first = fields if first is None else first
-    assert first is not None
-    joined = _set(_set(first, _FILE_ROWS, lambda _: rows), _FILE_GROUPS, lambda _: (_STRUCT, groups))
+        reader = _Reader(footer)
+        for number, kind in reader.fields():
+            if number == _FILE_ROWS:
+                rows += reader.value(kind)
+            elif number == _FILE_GROUPS:
+                for _ in range(reader.items()[1]):
+                    _move_group(reader, groups, shift, count)
+                    count += 1
+            else:
+                reader.skip(kind)
     out = bytearray()
-    _write_struct(out, joined)
+    reader, start = _Reader(footers[0]), 0
+    for number, kind in reader.fields():
+        out += reader.since(start)
+        start = reader.at
+        reader.skip(kind)
+        if number == _FILE_ROWS:
+            _write_number(out, rows)
+        elif number == _FILE_GROUPS:
+            _write_items(out, _STRUCT, count)
+            out += groups
+        else:
+            out += reader.since(start)
+        start = reader.at
+    out.append(0)
     return bytes(out) + _LENGTH.pack(len(out)) + MAGIC
 
 
-def _moved(group: list[Field], shift: int, ordinal: int) -> list[Field]:
-    def later(position: int) -> int:
-        return position + shift if position else 0  # 0: not given
+def _move_group(reader: _Reader, out: bytearray, shift: int, ordinal: int) -> None:
+    """Write the next row group of a footer as it is, except for positions and its number."""
+    start = reader.at
+    for number, kind in reader.fields():
+        if number == _GROUP_CHUNKS:
+            of, size = reader.items()
+            out += reader.since(start)
+            for _ in range(size):
+                _write_value(out, of, _moved(reader.value(of), shift))
+        elif number in (_GROUP_OFFSET, _GROUP_ORDINAL):
+            out += reader.since(start)
+            value = reader.value(kind)
+            _write_number(out, _later(value, shift) if number == _GROUP_OFFSET else ordinal)
+        else:
+            reader.skip(kind)
+            out += reader.since(start)
+        start = reader.at
+    out.append(0)
 
-    def chunk(fields: list[Field]) -> list[Field]:
-        for number in _CHUNK_POSITIONS:
-            fields = _set(fields, number, later)
-        return _set(fields, _CHUNK_META, meta)
 
+def _moved(chunk: list[Field], shift: int) -> list[Field]:
     def meta(fields: list[Field]) -> list[Field]:
-        for number in _META_POSITIONS:
-            fields = _set(fields, number, later)
-        return fields
+        return [(n, kind, _later(value, shift) if n in _META_POSITIONS else value) for n, kind, value in fields]
 
-    group = _set(group, _GROUP_CHUNKS, lambda chunks: (chunks[0], [chunk(fields) for fields in chunks[1]]))
-    return _set(_set(group, _GROUP_OFFSET, later), _GROUP_ORDINAL, lambda _: ordinal)
-
-
-def _get(fields: list[Field], number: int) -> Any:
-    return next(value for known, _, value in fields if known == number)
+    return [
+        (n, kind, meta(value) if n == _CHUNK_META else _later(value, shift) if n in _CHUNK_POSITIONS else value)
+        for n, kind, value in chunk
+    ]
 
 
-def _set(fields: list[Field], number: int, change: Any) -> list[Field]:
-    return [(known, kind, change(value) if known == number else value) for known, kind, value in fields]
+def _later(position: int, shift: int) -> int:
+    return position + shift if position else 0  # 0: not given
 
 
 class _Reader:
     """Values of Thrift's compact protocol, in a form from which the same bytes can be written."""
 
     def __init__(self, data: bytes | memoryview) -> None:
-        self._data, self._at = memoryview(data), 0
+        self._data = memoryview(data)
+        self.at = 0
 
-    def struct(self) -> list[Field]:
-        fields: list[Field] = []
+    def fields(self) -> Iterator[tuple[int, int]]:
+        """Number and type of each field of a struct; before the next, the value is read or skipped."""
         number = 0
         while header := self._byte():
             number = number + (header >> 4) if header >> 4 else self._number()
-            kind = header & 15
-            fields.append((number, kind, None if kind in (_TRUE, _FALSE) else self._value(kind)))
-        return fields
+            yield number, header & 15
 
-    def _value(self, kind: int) -> Any:
+    def struct(self) -> list[Field]:
+        return [(number, kind, None if kind in (_TRUE, _FALSE) else self.value(kind)) for number, kind in self.fields()]
+
+    def items(self) -> tuple[int, int]:
+        """Type and number of the items of a list; they are next."""
+        header = self._byte()
+        return header & 15, header >> 4 if header >> 4 < 15 else self._varint()
+
+    def since(self, start: int) -> memoryview:
+        """The bytes from `start` to here."""
+        return self._data[start : self.at]
+
+    def skip(self, kind: int) -> None:
+        """Pass over the value of a field."""
+        if kind == _STRUCT:
+            for _, inner in self.fields():
+                self.skip(inner)
+        elif kind in (_LIST, _SET):
+            of, size = self.items()
+            for _ in range(size):
+                self._byte() if of in (_TRUE, _FALSE) else self.skip(of)
+        elif kind not in (_TRUE, _FALSE):
+            self.value(kind)
+
+    def value(self, kind: int) -> Any:
         if kind == _STRUCT:
             return self.struct()
         if kind in (_LIST, _SET):
-            header = self._byte()
-            size = header >> 4 if header >> 4 < 15 else self._varint()
-            return header & 15, [self._value(header & 15) for _ in range(size)]
+            of, size = self.items()
+            return of, [self.value(of) for _ in range(size)]
         if kind == _BINARY:
             return self._bytes(self._varint())
         if kind == _DOUBLE:
@@ -115,12 +162,12 @@ class _Reader:
         return self._number()
 
     def _byte(self) -> int:
-        self._at += 1
-        return self._data[self._at - 1]
+        self.at += 1
+        return self._data[self.at - 1]
 
     def _bytes(self, size: int) -> bytes:
-        self._at += size
-        return bytes(self._data[self._at - size : self._at])
+        self.at += size
+        return bytes(self._data[self.at - size : self.at])
 
     def _varint(self) -> int:
         value = shift = 0
@@ -153,9 +200,7 @@ def _write_value(out: bytearray, kind: int, value: Any) -> None:
         _write_struct(out, value)
     elif kind in (_LIST, _SET):
         of, items = value
-        out.append(min(len(items), 15) << 4 | of)
-        if len(items) >= 15:
-            _write_varint(out, len(items))
+        _write_items(out, of, len(items))
         for item in items:
             _write_value(out, of, item)
     elif kind == _BINARY:
@@ -167,6 +212,12 @@ def _write_value(out: bytearray, kind: int, value: Any) -> None:
         out.append(value)
     else:
         _write_number(out, value)
+
+
+def _write_items(out: bytearray, of: int, size: int) -> None:
+    out.append(min(size, 15) << 4 | of)
+    if size >= 15:
+        _write_varint(out, size)
 
 
 def _write_varint(out: bytearray, value: int) -> None:

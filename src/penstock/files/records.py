@@ -6,6 +6,7 @@ cut into blocks by a cheap scan and parsed elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ Positions = npt.NDArray[np.int64]
 
 _NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
 _OPEN, _CLOSE, _ARRAY_END = b"{}]"
-_PIECE = 1 << 17
+_PIECE, _LARGE_PIECE = 1 << 17, 8 << 20
 _IS_SEPARATOR = np.zeros(256, bool)
 _IS_SEPARATOR[list(b" \t\r\n,")] = True
 _IS_SPACE, _IS_LINE_END = np.zeros(256, bool), np.zeros(256, bool)
@@ -42,7 +43,7 @@ class Cutter(Protocol):
         """Start and stop of each record in a run of whole records."""
         ...
 
-    def leftover(self, rest: bytes) -> int:
+    def leftover(self, rest: Bytes) -> int:
         """Number of records after the last record end of a file; ValueError if the file cannot end like this."""
         ...
 
@@ -63,13 +64,13 @@ class Lines:
 
     def cut(self, data: Bytes) -> tuple[int, int]:
         end = _last_newline(data)
-        return end, int(np.count_nonzero(data[:end] == _NEWLINE))
+        return end, _count(data[:end], _NEWLINE)
 
     def spans(self, data: Bytes) -> tuple[Positions, Positions]:
         return _between(self._ends(data), len(data))
 
-    def leftover(self, rest: bytes) -> int:
-        return 1 if rest else 0
+    def leftover(self, rest: Bytes) -> int:
+        return 1 if len(rest) else 0
 
     def blank(self, data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
         return np.zeros(len(starts), bool)
@@ -78,9 +79,7 @@ class Lines:
         return data, len(self.spans(data)[0])
 
     def _ends(self, data: Bytes) -> Positions:
-        ends = np.flatnonzero(data == _NEWLINE)
-        ends += 1
-        return ends
+        return _positions(data, _NEWLINE) + 1
 
 
 class WholeFile(Lines):
@@ -103,7 +102,7 @@ class JsonLines(Lines):
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
         # Arrow's parser takes no notice of lines, makes a row of nulls of `null`, and crashes if that is the first row.
-        if _DENSE * int(np.count_nonzero(data == _NEWLINE)) > len(data):
+        if _DENSE * _count(data, _NEWLINE) > len(data):
             data = _without_empty_lines(data)
         starts, stops = self.spans(data)
         unusual = data[starts] != _OPEN
@@ -133,8 +132,8 @@ class CsvRecords(Lines):
         ends = self._ends(data)
         return (int(ends[-1]), len(ends)) if len(ends) else (0, 0)
 
-    def leftover(self, rest: bytes) -> int:
-        if len(self._quotes(np.frombuffer(rest, np.uint8))) % 2:
+    def leftover(self, rest: Bytes) -> int:
+        if len(self._quotes(rest)) % 2:
             raise ValueError("the file ends inside a quoted value: a closing quote is missing")
         return super().leftover(rest)
 
@@ -221,7 +220,10 @@ class JsonItems:
         wrong[:1] &= commas[:1] != 0
         return wrong
 
-    def leftover(self, rest: bytes) -> int:
+    def leftover(self, rest: Bytes) -> int:
+        return self._leftover(rest.tobytes())
+
+    def _leftover(self, rest: bytes) -> int:
         left = rest.strip(b" \t\r\n,")
         if left == (b"]" if self._in_array else b""):
             if self._in_array and b"," in rest:
@@ -260,7 +262,9 @@ class JsonItems:
 def _made_of(kind: npt.NDArray[np.bool_], data: Bytes, starts: Positions) -> npt.NDArray[np.bool_]:
     """Flags of the records that consist of such characters alone."""
     found: npt.NDArray[np.bool_] = kind[data[starts]]
-    if found.any():
+    if len(starts) == 1:
+        found &= all(bool(kind[piece].all()) for piece in _pieces(data)) if found[0] else False
+    elif found.any():
         found = np.logical_and.reduceat(kind[data], starts)
     return found
 
@@ -302,10 +306,26 @@ def _last_newline(data: Bytes) -> int:
     return 0
 
 
+def _pieces(data: Bytes, size: int = _LARGE_PIECE) -> Iterator[Bytes]:
+    """Pieces of which temporaries are small."""
+    return (data[start : start + size] for start in range(0, len(data), size))
+
+
+def _count(data: Bytes, byte: int) -> int:
+    return sum(int(np.count_nonzero(piece == byte)) for piece in _pieces(data))
+
+
+def _positions(data: Bytes, byte: int) -> Positions:
+    if len(data) <= _LARGE_PIECE:
+        return np.flatnonzero(data == byte)
+    return np.concatenate(
+        [np.flatnonzero(piece == byte) + number * _LARGE_PIECE for number, piece in enumerate(_pieces(data))]
+    )
+
+
 def _openings(data: Bytes) -> int:
-    """Number of opening brackets. Counted in pieces, which stay in the processor's cache."""
-    pieces = (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
-    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in pieces)
+    """Number of opening brackets. Counted in pieces that stay in the processor's cache."""
+    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in _pieces(data, _PIECE))
 
 
 def _check_depth(data: Bytes, starts: Positions, stops: Positions) -> None:

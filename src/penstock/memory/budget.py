@@ -19,6 +19,13 @@ _UNITS = {"": 1, "b": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _UNITS |= {"kb": 1000, "mb": 1000**2, "gb": 1000**3, "tb": 1000**4}
 _UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 
+_FEW_COLUMNS, _COLUMN_BYTES = 100, 640
+
+
+def column_bytes(columns: int) -> int:
+    """Memory that the columns of a batch take besides their data; of a few it is not counted."""
+    return columns * _COLUMN_BYTES if columns > _FEW_COLUMNS else 0
+
 
 _budgets: weakref.WeakSet[MemoryBudget] = weakref.WeakSet()
 

@@ -264,6 +264,7 @@ _STATM = Path("/proc/self/statm")
 _FIRST_BYTES, _BURST_BYTES = 46 << 20, 20 << 20
 _NEARLY, _NEARLY_BYTES = 0.3, 36 << 20
 _DECAY, _HEADROOM = 0.99, 0.15
+_LOADED_LEAST_BYTES = 8 << 20
 
 
 class ResidentWatch:
@@ -276,30 +277,39 @@ class ResidentWatch:
     And `give_back`, called by each thread after a batch: once the process has grown nearly as much as the budget since
     the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done
     while there is room. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
+
+    What stages loaded for the run, such as the tables of a tokenizer (`loaded` bytes), is a standing charge, up to half
+    of the budget: they may be larger than all of it, and the rows need the other half.
     """
 
-    def __init__(self, budget: MemoryBudget) -> None:
+    def __init__(self, budget: MemoryBudget, loaded: int = 0) -> None:
         self._budget = budget
+        self._loaded = min(loaded, budget.capacity // 2) if loaded >= _LOADED_LEAST_BYTES else 0
         self._before = resident_bytes()
         self._aside = 0
         self._tight = False
 
     def begin(self) -> None:
         capacity = self._budget.capacity
-        self._set_aside(max(capacity // 2, min(capacity * 3 // 4, _FIRST_BYTES)))
+        self._budget.hold("loaded by stages", self._loaded, by=self)
+        self._set_aside(min(max(capacity // 2, min(capacity * 3 // 4, _FIRST_BYTES)), self._most()))
 
     def end(self) -> None:
         self._set_aside(0)
+        self._budget.hold("loaded by stages", 0, by=self)
+
+    def _most(self) -> int:
+        return self._budget.capacity * 7 // 8 - self._loaded
 
     def look(self) -> None:
         """Compare the resident memory with the charges; takes about ten microseconds."""
-        capacity, limit, charged = self._budget.capacity, self._budget.limit, self._budget.used
+        capacity, limit, charged = self._budget.capacity, self._budget.limit, self._budget.used - self._loaded
         grown = resident_bytes() - self._before
         wanted = grown - charged + max(int(_HEADROOM * capacity), min(_BURST_BYTES, capacity * 5 // 16))
         # Up at once, down slowly, and only while something is in flight: idle moments prove nothing.
         wanted = max(wanted, int(_DECAY * self._aside) if charged > capacity // 16 else self._aside)
-        self._set_aside(min(wanted, capacity * 7 // 8))
-        self._tight = grown > limit - max(_NEARLY * limit, _NEARLY_BYTES)
+        self._set_aside(min(wanted, self._most()))
+        self._tight = grown + self._loaded > limit - max(_NEARLY * limit, _NEARLY_BYTES)
         if self._tight:
             pa.system_memory_pool().release_unused()  # the free pages of malloc, which NumPy and codecs use
 

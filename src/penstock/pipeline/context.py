@@ -64,6 +64,7 @@ class Context:
         config: PipelineConfig,
         budget: MemoryBudget,
         sink_name: str,
+        loaded_bytes: int = 0,
     ) -> None:
         self.source, self.transforms, self.config, self.budget = source, list(transforms), config, budget
         # Checked once: a runtime check of a protocol costs microseconds, and these would be checked for every batch.
@@ -77,7 +78,7 @@ class Context:
         self.stop = StopEvent()
         self.rows_ahead = RowsAhead(config.rows_ahead)
         self.tuner = Tuner(config, lambda: budget.limit)
-        self.resident = ResidentWatch(budget)
+        self.resident = ResidentWatch(budget, loaded_bytes)
         self.reading = StageMetrics(stage_name(source), "source")
         self.decoding = StageMetrics(f"decoding {stage_name(source)}", "decode")
         self.transforming = [StageMetrics(stage_name(t), "transform") for t in transforms]

@@ -15,7 +15,7 @@ from penstock._forks import check_process
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.filesystems import require_local
 from penstock.memory.budget import MemoryBudget, format_bytes
-from penstock.memory.pressure import suggest_limit
+from penstock.memory.pressure import resident_bytes, suggest_limit
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import STATE, Checkpoint, check_state, fingerprint, schema_from_text, schema_to_text
 from penstock.pipeline.config import PipelineConfig
@@ -224,16 +224,18 @@ class Pipeline:
         if self._runner is not None and not self._runner.stopping:
             raise ConfigError("this pipeline is running already; stop it first")
         position = self._prepare(state if state is not None else self._start_from)
+        before = resident_bytes()
         for stage in (self.source, *self.transforms, self.sink):
             if isinstance(stage, Fitting):
                 stage.fit_budget(self.budget.capacity)
+        loaded = max(0, resident_bytes() - before)
         if isinstance(self.source, Live) and self.config.max_wait_seconds is not None:
             self.source.max_wait_seconds = self.config.max_wait_seconds
         sink_name = stage_name(self.sink) if self.sink is not None else "the consumer"
         bad_rows = BadRows(self.config, self._quarantine_path())
         if state is None and self._start_from is not None and self._start_from["bad_rows"] is not None:
             bad_rows.restore(self._start_from["bad_rows"])
-        context = Context(self.source, self.transforms, self.config, self.budget, sink_name)
+        context = Context(self.source, self.transforms, self.config, self.budget, sink_name, loaded)
         if context.acknowledged is not None:
             context.acknowledged.hold()
         self._runner = Runner(context, position, bad_rows)

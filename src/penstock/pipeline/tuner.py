@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.memory.budget import column_bytes
 from penstock.pipeline.config import PipelineConfig
 
 _FIRST_ROWS = 256
 _MOST_ROWS = 1 << 17
 _NARROW_ROW = 64  # bytes of a row before any was seen, where the number of rows is limited
+_COLUMN_RAW_BYTES = 1 << 10  # of a batch for each of its columns, if the budget allows: a column costs time of its own
 _FEWEST_BYTES, _USUAL_BYTES, _MOST_BYTES = 32 << 10, 1 << 20, 8 << 20
 _QUICK, _SLOW = 0.1, 0.25  # CPU seconds of a batch in its busiest stage: between these its size is left alone
 _PATIENCE = 5.0  # seconds of any kind that a batch may take: stages that wait for a service get smaller ones
@@ -78,6 +80,7 @@ class Tuner:
         self._adding = threading.Lock()
         self._row_bytes = 0.0
         self._need = 4.0
+        self._columns = 0
         self._done = self._batches = 0
         """Bytes and batches that are through the workers."""
         self._done_at = clock()
@@ -127,7 +130,7 @@ class Tuner:
             width = nbytes / rows
             self._row_bytes = max(width, 0.9 * self._row_bytes + 0.1 * width)
 
-    def saw_need(self, raw: int, peak: int) -> None:
+    def saw_need(self, raw: int, peak: int, columns: int = 0) -> None:
         """A batch of `raw` bytes is done and took `peak` bytes on its way; half of that again is allowed for
         temporaries.
 
@@ -135,8 +138,10 @@ class Tuner:
         """
         if not raw:
             return
+        peak += column_bytes(columns)
         need = max(2.0, min(1.5 * peak / raw, self._limit() / self.batch_bytes))
         with self._adding:
+            self._columns = max(self._columns, columns)
             self._need = max(need, 0.98 * self._need + 0.02 * need)
             self._done += raw
             self._batches += 1
@@ -234,7 +239,9 @@ class Tuner:
             self.workers = max(1, min(self.workers - 1, fewer))
 
     def _least(self) -> int:
-        return min(_FEWEST_BYTES, max(1, self._limit() // 64))
+        limit = self._limit()
+        wide = min(_COLUMN_RAW_BYTES * self._columns, limit // 16, _MOST_BYTES)
+        return max(min(_FEWEST_BYTES, max(1, limit // 64)), wide)
 
     def _clamp(self, nbytes: int) -> int:
         """Within the budget: every worker has a batch in hand and another one waits for it."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 
 from penstock.errors import DataError, StageError
+from penstock.memory.budget import column_bytes
 from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.chain import BrokenStageError, Chain, Failure, Inferring, Ran, StepError, stage_name
 from penstock.pipeline.context import Context
@@ -62,7 +63,7 @@ class Workers:
             parcel.payload = None
             self._count_rows(parcel)
             if parcel.batch is not None:
-                parcel.reservation.resize(parcel.size)
+                parcel.reservation.resize(parcel.size + column_bytes(parcel.batch.num_columns))
             self._context.resident.give_back()
             self.buffers.settle(parcel)
 
@@ -139,7 +140,7 @@ class Workers:
             widest = max(widest, ran.widest)
             _fill(parcel, ran)
             self._made_bytes = max(self._made_bytes, ran.nbytes / max(1, rows.batch.num_rows))
-        self._context.tuner.saw_need(raw, max(raw + size, widest))
+        self._context.tuner.saw_need(raw, max(raw + size, widest), decoded.batch.num_columns)
         if not self.settled and not self._learning():
             self.set_active()
 

@@ -28,7 +28,7 @@ from penstock.files.checksums import (
 from penstock.files.compression import open_output
 from penstock.files.listing import PathLike, split_suffix
 from penstock.files.parquet_footer import MAGIC, join_footers, split_file
-from penstock.memory.budget import parse_bytes
+from penstock.memory.budget import column_bytes, parse_bytes
 from penstock.pipeline.cores import available_cores
 from penstock.pipeline.functions import rows_of
 from penstock.pipeline.prefetch import Background
@@ -39,6 +39,9 @@ from penstock.types import to_rows
 
 _MOST_GROUPS = 8
 """Row groups that are encoded at once; one thread compresses 200 to 400 MB a second."""
+_LONG_BYTES = 1 << 20
+_THIN = 4
+"""Batches that become one, if their columns take more memory than the data in them."""
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
 
 
@@ -158,6 +161,8 @@ class _ParquetWriter:
         self._pending: list[pa.RecordBatch] = []
         self._held = 0
         """Bytes of the rows that are not encoded yet."""
+        self._merged: list[int] = []
+        """For each of these batches, how many times it was made of smaller ones."""
         self._encoding: deque[tuple[Future[pa.Buffer], int]] = deque()
         """Row groups in work, in order, and the bytes of their rows."""
         self._background = Background(groups_at_once)
@@ -168,10 +173,21 @@ class _ParquetWriter:
         self._segments: list[Segment] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
+        nbytes = batch.nbytes
+        if self._pending and nbytes > self._row_group_bytes + _LONG_BYTES * batch.num_rows:
+            self._encode_group()  # what is longer than a row group by itself goes alone
         self._pending.append(batch)
-        self._held += batch.nbytes
+        self._merged.append(0)
+        self._held += nbytes
         if self._held >= self._row_group_bytes:
             self._encode_group()
+        while len(self._merged) >= _THIN and self._merged[-_THIN] == self._merged[-1] and self._are_thin():
+            self._pending[-_THIN:] = [pa.concat_batches(self._pending[-_THIN:])]
+            self._merged[-_THIN:] = [self._merged[-1] + 1]
+
+    def _are_thin(self) -> bool:
+        """True if the columns of the last batches take more memory than the data in them."""
+        return bool(self._pending[-1].nbytes < column_bytes(len(self._schema)))
 
     def close(self) -> None:
         if self._pending or self._options is None:
@@ -185,12 +201,13 @@ class _ParquetWriter:
             add_checksums(file, self._segments, PARQUET_TAIL)
 
     def abort(self) -> None:
-        self._pending, self._held = [], 0
+        self._pending, self._merged, self._held = [], [], 0
         self._encoding.clear()
         self._background.close()
 
     def held_bytes(self) -> int:
-        return self._held + sum(nbytes for _, nbytes in self._encoding)
+        columns = len(self._pending) * column_bytes(len(self._schema))
+        return self._held + columns + sum(nbytes for _, nbytes in self._encoding)
 
     def _encode_group(self) -> None:
         table = pa.Table.from_batches(self._pending, self._schema)
@@ -201,8 +218,12 @@ class _ParquetWriter:
                 "use_dictionary": self._dictionary if self._dictionary is not None else _worth_a_dictionary(table),
                 "write_page_checksum": True,
             }
-        self._encoding.append((self._encoded(table, self._options), self._held))
-        self._pending, self._held = [], 0
+        options = self._options
+        if self._held > self._row_group_bytes + _LONG_BYTES:
+            # Of a value that is too long for statistics, the writer makes six copies before it leaves them out.
+            options = options | {"write_statistics": [name for name in table.column_names if not _is_long(table[name])]}
+        self._encoding.append((self._encoded(table, options), self._held))
+        self._pending, self._merged, self._held = [], [], 0
         while len(self._encoding) >= self._at_once or (self._encoding and self._encoding[0][0].done()):
             self._write_group()
 
@@ -286,11 +307,18 @@ def _worth_a_dictionary(table: pa.Table) -> bool | list[str]:
     for field, column in zip(table.schema, table.columns):
         if pa.types.is_nested(field.type):
             return True  # nested leaves have names of their own: leave the choice to the writer
+        if _is_long(column):
+            continue
         head = column.slice(0, 1024)
         comparable = pa.types.is_primitive(field.type) or pa.types.is_string(field.type)
         if not comparable or not len(head) or len(head.unique()) <= len(head) // 2:
             names.append(field.name)
     return names or False
+
+
+def _is_long(column: pa.ChunkedArray) -> bool:
+    """True if the values of a column take a megabyte and more each."""
+    return bool(column.nbytes > _LONG_BYTES * max(1, len(column)))
 
 
 class JsonlSink(FileSink):

@@ -24,6 +24,8 @@ from penstock.pipeline.stages import Block, Decoded, Origin
 Bytes = npt.NDArray[np.uint8]
 _NOTHING: Bytes = np.empty(0, np.uint8)
 _BOM = b"\xef\xbb\xbf"
+_STEP = 1 << 20
+"""Bytes to read at a time of a record that is longer than a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,11 +146,11 @@ class BlockReader:
     def _read(self, max_bytes: int) -> RawBlock | None:
         buffer, data = self._fill(max(max_bytes, len(self._tail) + min(max_bytes, 1 << 16)))
         end, records = self._cutter.cut(data)
-        while not end and not self._ended and len(data) <= self._max_row_bytes:
-            self._tail = data
-            buffer, data = self._fill(min(2 * len(data), self._max_row_bytes + 1))
-            end, records = self._cutter.cut(data)
-        if self._ended and self._trouble is None:
+        alone = False
+        if not end and not self._ended and len(data) <= self._max_row_bytes:
+            buffer, data, end, records = self._read_long(data)
+            alone = end > 0 and self._cutter.newline_ends
+        if self._ended and self._trouble is None and not alone:
             end, records = self._with_rest(data, end, records)
         end, records = self._within_limit(data, end, records)
         if not end:
@@ -162,6 +164,28 @@ class BlockReader:
             self.place = BlockPosition(self.place.file, self.place.offset + end, self.place.row + records)
         return block
 
+    def _read_long(self, data: Bytes) -> tuple[PooledBuffer, Bytes, int, int]:
+        """A record longer than the block, and little after it, in one buffer that takes memory as it fills."""
+        self._tail = data
+        buffer, data = self._fill(len(data) + _STEP, self._max_row_bytes + 1)
+        whole = buffer.array()
+        end, records = self._ends_since(data, len(self._tail))
+        self._tail = _NOTHING
+        while not end and not self._ended and len(data) <= self._max_row_bytes:
+            filled = len(data)
+            # Where only a look at all of it tells the end, looks must be few.
+            step = _STEP if self._cutter.newline_ends else max(_STEP, filled // 2)
+            data = self._fill_on(whole, filled, min(filled + step, len(whole)))
+            end, records = self._ends_since(data, filled)
+        return buffer, data, end, records
+
+    def _ends_since(self, data: Bytes, looked: int) -> tuple[int, int]:
+        """As the cutter has it; the first `looked` bytes are known to hold no end."""
+        if not self._cutter.newline_ends:
+            return self._cutter.cut(data)
+        end = first_newline(data[looked:])
+        return (looked + end, 1) if end else (0, 0)
+
     def _raise_trouble(self) -> None:
         if self._trouble is not None:
             reason, cause = self._trouble
@@ -174,7 +198,7 @@ class BlockReader:
     def _with_rest(self, data: Bytes, end: int, records: int) -> tuple[int, int]:
         """End of the file: the last record end is followed by a record without a newline, half of one, or nothing."""
         try:
-            return len(data), records + self._cutter.leftover(data[end:].tobytes())
+            return len(data), records + self._cutter.leftover(data[end:])
         except ValueError as error:
             self._trouble = (str(error), None)
             return end, records
@@ -198,17 +222,21 @@ class BlockReader:
         )
         return end, records
 
-    def _fill(self, size: int) -> tuple[PooledBuffer, Bytes]:
+    def _fill(self, size: int, capacity: int = 0) -> tuple[PooledBuffer, Bytes]:
         """A buffer that begins with the tail of the last one, filled up to `size` or as far as the file goes."""
-        buffer = self._pool.acquire(size)
+        buffer = self._pool.acquire(max(size, capacity))
         data = buffer.array()
         filled = len(self._tail)
         data[:filled] = self._tail
+        return buffer, self._fill_on(data, filled, size)
+
+    def _fill_on(self, data: Bytes, filled: int, size: int) -> Bytes:
+        """Read on into an array that holds `filled` bytes; what it holds then."""
         view: Any = memoryview(data)  # type: ignore[arg-type]
         assert self._reader is not None
         while filled < size and not self._ended:
             try:
-                got = self._reader.readinto(view[filled:])
+                got = self._reader.readinto(view[filled:size])
             except DamagedStreamError as error:
                 self._trouble = (f"the compressed stream is damaged or cut short ({error})", error)
                 got = 0
@@ -219,7 +247,7 @@ class BlockReader:
             filled += got or 0
         if self._ended:
             self._check_unchanged()
-        return buffer, data[:filled]
+        return data[:filled]
 
     def _check_unchanged(self) -> None:
         """End of a file, which another process may just have truncated."""

@@ -38,7 +38,7 @@ from penstock.sources.json_types import (
 from penstock.sources.record_source import RecordSource, Scan, check_utf8
 from penstock.types import Schema, from_rows
 
-_SCAN_CHUNK_BYTES = 1 << 20
+_SCAN_CHUNK_BYTES, _SCAN_CHUNK_ROWS = 1 << 20, 64
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
@@ -88,6 +88,8 @@ class JsonlSource(RecordSource):
         self._verbatim = dict(verbatim or {})
         self._json_text: pa.StructType | None = None
         """The row type, if some of its places are kept as JSON text."""
+        self._asked: tuple[pa.Schema, pa.Schema] | None = None
+        """The schema, and what Arrow's parser is asked for."""
         self._by_rows = self._given and not _parses_natively(self._schema)
 
     def _lay_out(self, number: int) -> FileLayout:
@@ -123,16 +125,27 @@ class JsonlSource(RecordSource):
             pa.BufferReader(data),
             pj.ReadOptions(use_threads=False, block_size=data.size + 1),
             pj.ParseOptions(
-                explicit_schema=pa.schema([field.with_type(parseable(field.type)) for field in schema]),
+                explicit_schema=self._parseable(schema),
                 newlines_in_values=not self._one_a_line,
                 unexpected_field_behavior="error" if self._columns is None else "ignore",
             ),
         )
-        columns = [parsed(table[field.name].combine_chunks(), field.type) for field in schema]
-        batch = pa.RecordBatch.from_arrays(columns, schema=schema)
+        whole = table.to_batches()
+        if len(schema) and len(whole) == 1 and whole[0].schema.equals(schema, check_metadata=True):
+            batch = whole[0]  # with thousands of columns, anything done for each takes longer than parsing
+        else:
+            columns = [parsed(table[field.name].combine_chunks(), field.type) for field in schema]
+            batch = pa.RecordBatch.from_arrays(columns, schema=schema)
         if batch.num_rows != count:
             raise ValueError(f"{batch.num_rows} rows, expected {count}")
         return batch
+
+    def _parseable(self, schema: pa.Schema) -> pa.Schema:
+        """The schema to ask Arrow's parser for; made once for all blocks."""
+        known = self._asked
+        if known is None or known[0] is not schema:
+            self._asked = known = (schema, pa.schema([field.with_type(parseable(field.type)) for field in schema]))
+        return known[1]
 
     def _parse_rows(self, rows: list[Any]) -> pa.RecordBatch:
         """The slow way, for values that are kept as JSON text, and for types that Arrow's JSON parser does not know."""
@@ -275,7 +288,7 @@ class JsonlSource(RecordSource):
             ready, count = block.meta["layout"].cutter.prepare(data)
             if not count:
                 return pa.struct([])
-            table = self._read_any(pa.py_buffer(ready))
+            table = self._read_any(pa.py_buffer(ready), count)
         return pa.struct([(field.name, self._wanted(field.name, field.type)) for field in table.schema])
 
     def _read_skeleton(self, block: Block, data: Any) -> pa.Table | None:
@@ -285,22 +298,26 @@ class JsonlSource(RecordSource):
             return None
         try:
             ready, count = block.meta["layout"].cutter.prepare(bones)
-            table = self._read_any(pa.py_buffer(ready))
+            table = self._read_any(pa.py_buffer(ready), count)
         except (pa.ArrowException, ValueError):
             return None
         # A quote missing in one row pairs with one of another, and the rows between them run together.
         whole = len(block.meta["layout"].cutter.spans(bones)[0]) == block.meta["records"] and table.num_rows == count
         return table if whole else None
 
-    def _read_any(self, data: pa.Buffer) -> pa.Table:
+    def _read_any(self, data: pa.Buffer, count: int) -> pa.Table:
         """Rows with their own types."""
         options = pj.ParseOptions(newlines_in_values=not self._one_a_line)
-        try:
-            chunks = pj.ReadOptions(use_threads=True, block_size=_SCAN_CHUNK_BYTES)
-            return pj.read_json(pa.BufferReader(data), chunks, options)
-        except pa.ArrowException:  # a row longer than a chunk, or types that Arrow cannot bring together across chunks
-            whole = pj.ReadOptions(use_threads=False, block_size=data.size + 1)
-            return pj.read_json(pa.BufferReader(data), whole, options)
+        # A chunk costs time and memory for each column, however few rows it has.
+        chunk_bytes = max(_SCAN_CHUNK_BYTES, _SCAN_CHUNK_ROWS * data.size // max(1, count))
+        if chunk_bytes < data.size:
+            try:
+                chunks = pj.ReadOptions(use_threads=True, block_size=chunk_bytes)
+                return pj.read_json(pa.BufferReader(data), chunks, options)
+            except pa.ArrowException:
+                pass  # a row longer than a chunk, or types that Arrow cannot bring together across chunks
+        whole = pj.ReadOptions(use_threads=False, block_size=data.size + 1)
+        return pj.read_json(pa.BufferReader(data), whole, options)
 
     def _wanted(self, name: str, kind: pa.DataType) -> pa.DataType:
         """The type of a column; of one that is not read anyway, nothing but its name."""

@@ -14,10 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 from house_prices_data import make_house_prices
+from penstock.datasets import column_types, inference
 from penstock.datasets.base import CompetitionType
 from penstock.datasets.inference import infer
 from penstock.datasets.sample_data import make_titanic
@@ -387,3 +389,20 @@ def test_files_of_a_web_server_are_asked_for_by_their_usual_names(
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_columns_of_numbers_are_typed_in_few_attempts_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = []
+    cast = pc.cast
+    monkeypatch.setattr(column_types.pc, "cast", lambda *given: (attempts.append(given), cast(*given))[1])
+    texts = pa.table({f"c{number}": ["0.5", None, " 1.25"] for number in range(20)})
+    typed = column_types.typed_columns(texts, {}, {}, "train.csv", has_codes=False, decimal_commas=False)
+    assert set(typed.schema.types) == {pa.float64()}
+    assert len(attempts) <= 2 * 20  # each one that fails takes as long as typing the column
+
+
+def test_names_of_columns_are_listed_once_for_all_columns() -> None:
+    # Arrow makes a list of all names each time: with thousands of columns that took minutes.
+    files = inference._Files(Path(), {}, pa.table({"a": [1]}), pa.table({"b": [1]}), None)
+    assert files.columns is files.columns
+    assert files.test_columns is files.test_columns

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from decimal import Decimal
 from typing import Any
 
@@ -70,3 +71,16 @@ def test_positions_beyond_four_gigabytes_are_written() -> None:
     first, second = (metadata.row_group(group).column(1) for group in range(2))
     assert second.data_page_offset - first.data_page_offset == 1 << 40
     assert metadata.num_rows == 200
+
+
+def test_footers_of_many_columns_are_joined_in_little_more_memory_than_they_take() -> None:
+    table = pa.table({f"c{number}": [number, number + 1] for number in range(1500)})
+    _, footer = split_file(memoryview(whole([table])))
+    tracemalloc.start()
+    try:
+        made = join_footers([footer] * 4, range(4))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # As Python values, the footers took thirty times their size.
+    assert peak < 5 * len(made)

@@ -51,7 +51,7 @@ def test_without_a_newline_nothing_is_whole() -> None:
 def test_a_whole_file_is_one_record_that_only_its_end_ends() -> None:
     assert WholeFile().cut(array(b"a\nb\n")) == (0, 0)
     assert pieces(WholeFile(), b"a\nb\n") == [b"a\nb\n"]
-    assert WholeFile().leftover(b"a\nb\n") == 1
+    assert WholeFile().leftover(array(b"a\nb\n")) == 1
 
 
 # -- JSON lines ------------------------------------------------------------------------------------------------------
@@ -133,9 +133,9 @@ def is_whole(piece: str) -> bool:
 
 def test_a_quote_that_is_not_closed_is_half_a_record() -> None:
     with pytest.raises(ValueError, match="quote"):
-        CsvRecords().leftover(b'1,"two')
-    assert CsvRecords().leftover(b'1,"two"') == 1
-    assert CsvRecords().leftover(b'5" disk') == 1
+        CsvRecords().leftover(array(b'1,"two'))
+    assert CsvRecords().leftover(array(b'1,"two"')) == 1
+    assert CsvRecords().leftover(array(b'5" disk')) == 1
 
 
 def test_blank_csv_lines_hold_no_row_but_spaces_do() -> None:
@@ -182,7 +182,7 @@ def test_the_items_of_a_json_array_are_those_the_json_module_finds(rows: list[An
     found = pieces(cutter, data)
     assert [json.loads(piece) for piece in found] == rows
     assert cutter.cut(array(data))[1] == len(rows)
-    assert cutter.leftover(data[cutter.cut(array(data))[0] :]) == 0
+    assert cutter.leftover(array(data[cutter.cut(array(data))[0] :])) == 0
     assert [
         json.loads(piece) for piece in pieces(JsonItems(in_array=False), cutter.prepare(array(data))[0].tobytes())
     ] == rows
@@ -223,7 +223,7 @@ def test_cutting_anywhere_finds_a_prefix_of_the_items(rows: list[Any], indent: A
 )
 def test_a_file_that_is_cut_short_or_holds_no_objects_says_so(in_array: bool, rest: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        JsonItems(in_array=in_array).leftover(rest)
+        JsonItems(in_array=in_array).leftover(array(rest))
 
 
 def test_something_strange_between_two_items_belongs_to_the_second() -> None:
@@ -252,7 +252,7 @@ def test_two_items_without_a_comma_stay_in_one_piece() -> None:
 
 def test_a_comma_at_the_end_of_an_array_is_an_error() -> None:
     with pytest.raises(ValueError, match="comma at the end"):
-        JsonItems(in_array=True).leftover(b",\n]")
+        JsonItems(in_array=True).leftover(array(b",\n]"))
 
 
 def test_preparing_blanks_what_separates_items_and_nothing_else() -> None:

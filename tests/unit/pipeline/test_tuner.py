@@ -230,3 +230,16 @@ def test_chance_seldom_takes_workers_away_on_a_machine_that_is_busy_otherwise() 
             run.run(0.5)
         ended.append(run.tuner.workers)
     assert ended.count(2) > ended.count(1), ended
+
+
+def test_batches_of_many_columns_are_larger_within_the_budget() -> None:
+    def batch_bytes(columns: int, limit: int, **options: object) -> int:
+        tuned = tuner(limit, **options)
+        tuned.saw_read(3, 3 << 17)
+        tuned.saw_need(3 << 17, 4 << 17, columns)
+        return tuned.batch_bytes
+
+    assert batch_bytes(5000, 64 * MIB) == 4 * MIB  # a sixteenth of the budget
+    assert batch_bytes(5000, 1024 * MIB) == 5000 << 10
+    assert batch_bytes(20, 64 * MIB) == MIB // 2
+    assert batch_bytes(5000, 64 * MIB, rows_ahead=8) <= 2 << 17  # few rows were asked for

@@ -164,3 +164,32 @@ def test_unknown_compressions_are_refused(tmp_path: Path) -> None:
         ParquetSink(tmp_path / "a.parquet", compression="rar")
     with pytest.raises(ConfigError, match=r"compression.*'gzip'"):
         ArrowSink(tmp_path / "a.arrow", compression="gzip")
+
+
+def test_small_batches_of_many_columns_are_kept_together_and_charged_for_their_columns(tmp_path: Path) -> None:
+    batch = pa.record_batch({f"c{number}": [number] for number in range(300)})
+    sink = ParquetSink(tmp_path / "wide.parquet")
+    most = 0
+    for _ in range(100):
+        sink.consume(batch)
+        most = max(most, sink.memory_usage())
+    sink.flush()
+    assert 100 * batch.nbytes < most < 100 * batch.nbytes + 12 * 300 * 640
+    assert pq.read_table(tmp_path / "wide.parquet") == pa.Table.from_batches([batch] * 100)
+
+
+def test_a_row_longer_than_a_row_group_stands_alone_in_one_without_statistics(tmp_path: Path) -> None:
+    small, long = (
+        pa.record_batch({"id": [1, 2], "text": ["a", "b"]}),
+        pa.record_batch({"id": [3], "text": ["x" * (3 << 20)]}),
+    )
+    sink = ParquetSink(tmp_path / "long.parquet", row_group_bytes="64 KiB")
+    for batch in (small, long, small):
+        sink.consume(batch)
+    sink.flush()
+    with pq.ParquetFile(tmp_path / "long.parquet") as file:
+        groups = [file.metadata.row_group(number) for number in range(file.num_row_groups)]
+        assert [group.num_rows for group in groups] == [2, 1, 2]
+        assert [group.column(1).statistics is None for group in groups] == [False, True, False]
+        assert groups[1].column(0).statistics.min == 3
+        assert file.read() == pa.Table.from_batches([small, long, small])

@@ -198,3 +198,15 @@ def test_memory_for_blocks_is_used_again(tmp_path: Path) -> None:
         del block
     assert pool.stats().allocated <= 4
     assert pool.stats().reused > 50
+
+
+@pytest.mark.parametrize("after", [b"", b"6\n7\n", b"6\n7"])
+def test_a_record_longer_than_a_block_is_a_block_of_its_own(tmp_path: Path, after: bytes) -> None:
+    long = b"x" * (3 << 20) + b"\n"
+    (tmp_path / "a.txt").write_bytes(b"1\n2\n" + long + after)
+    found = everything(reader(tmp_path / "a.txt", limit=64 << 20), 1 << 12)
+    assert [(block.data.to_pybytes(), block.records) for block in found] == [
+        (b"1\n2\n", 2),
+        (long, 1),
+        *([(after, 2)] if after else []),
+    ]
