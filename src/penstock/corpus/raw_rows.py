@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.chat.formats import is_json_text
-from penstock.corpus.content_names import UnnamedError, content_name
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.json_values import dumps, loads
 from penstock.files.states import StateFormat
 from penstock.pipeline import Source, State, Transform
 from penstock.pipeline.chain import Chain, StepError, stage_name
+from penstock.pipeline.content_names import UnnamedError, content_name
 from penstock.pipeline.functions import FunctionStage, as_transform
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.stages import Finishing, Stateful

@@ -22,7 +22,6 @@ from penstock.chat.format_chat import CHAT_OPTIONS, FormatChat, detect_format, j
 from penstock.chat.format_preference import FormatPreference, preference_kind
 from penstock.chat.formats import refuse_labels
 from penstock.chat.templates import load_template
-from penstock.corpus.content_names import content_name
 from penstock.corpus.dedup.stages import Dedup, ExactDedup, MinHashDedup, dedup_stages
 from penstock.corpus.quality.filters import quality_filters
 from penstock.corpus.raw_rows import (
@@ -39,6 +38,7 @@ from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.listing import as_paths
 from penstock.pipeline import Source, Transform
+from penstock.pipeline.content_names import content_name
 from penstock.sources import (
     ArrowSource,
     CsvSource,

@@ -18,6 +18,7 @@ import xxhash
 
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError, DataError
+from penstock.pipeline.content_names import content_digest
 from penstock.tokenizers.base import (
     MOST_UNUSED,
     FastModel,
@@ -27,7 +28,6 @@ from penstock.tokenizers.base import (
     VocabularyTable,
     encode_segments,
 )
-from penstock.tokenizers.code_hash import code_hash
 
 _PROBES = [
     *(chr(point) for point in (*range(0x20, 0x7F), *range(0xA0, 0x180), 0x4E2D, 0x1F389)),
@@ -205,7 +205,7 @@ class PythonReference:
             facts = [kind.__qualname__, sorted(self._given.get_vocab().items()), sorted(self.special.named.items())]
             return orjson.dumps(facts)
         try:
-            return code_hash(self._given).encode()
+            return content_digest(self._given).encode()
         except Exception as error:
             raise ConfigError(
                 f"the tokenizer {self.name} has no content to tell it from others ({error}); give it an attribute "

@@ -230,7 +230,7 @@ class Opaque:
     """A transform with something in it that has no name."""
 
     def __init__(self) -> None:
-        self.lines = iter([1, 2])
+        self.lines = (line for line in (1, 2))
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         return batch
