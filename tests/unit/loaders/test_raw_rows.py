@@ -369,6 +369,11 @@ MEANT: dict[str, tuple[dict[str, int], Callable[[str], bool]]] = {
     "many texts and a small table": ({"a.txt": 5000, "b.txt": 5000, "labels.csv": 20}, lambda name: "txt" in name),
     "text beside a table": ({"a.txt": 100, "b.csv": 100}, lambda name: "csv" in name),
     "a small table beside a large one": ({"a.parquet": 5000, "b.csv": 20}, lambda name: "parquet" in name),
+    "rows with names of descriptions": (
+        {"changelog.jsonl": 9, "license.jsonl": 9, "readme.jsonl.gz": 9, "LICENSE": 9},
+        lambda name: "json" in name,
+    ),
+    "documents called state": ({"state.json": 50, "city.json": 50}, lambda name: True),
     "a table and its description": ({"a.arrow": 50, "dataset_info.json": 500}, lambda name: "arrow" in name),
 }
 
@@ -386,6 +391,7 @@ def test_of_a_mixed_directory_what_was_meant_is_read(case: str, tmp_path: Path) 
     ("sizes", "message"),
     [
         ({"a.csv": 100, "b.parquet": 100}, r"several formats.*'\*\.csv'.*MixedDataLoader"),
+        ({"corpus.txt": 800, "labels.jsonl": 100}, r"several formats"),
         ({"a.jsonl": 100, "b.jsonl.part": 100}, r"no source reads.*b\.jsonl\.part.*glob"),
         ({"a.jsonl": 100, "b.zip": 100}, r"no source reads '\.zip'"),
         ({"a.bin": 100}, r"no source reads '\.bin'"),
