@@ -247,11 +247,11 @@ def _qualified(value: Any) -> str:
 @functools.cache
 def _installed(module: str | None) -> str | None:
     """Package and version of a module that is installed; None for one of the user."""
-    if module is None:
+    if module is None or module == "__main__":  # whatever runs: of a worker process it is a file of penstock
         return None
     top = module.partition(".")[0]
     if top in sys.builtin_module_names or top in sys.stdlib_module_names:
-        return f"python {sys.version_info[0]}.{sys.version_info[1]}" if top != "__main__" else None
+        return f"python {sys.version_info[0]}.{sys.version_info[1]}"
     file = getattr(sys.modules.get(module), "__file__", None)
     if file is None:
         return None

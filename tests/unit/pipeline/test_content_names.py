@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from penstock.pipeline import content_names
 from penstock.pipeline.content_names import UnnamedError, content_digest, content_name
 from penstock.tokenizers.python import PythonReference
 
@@ -36,7 +37,7 @@ def closing_over(value: Any) -> Callable[[Any], Any]:
 
 def code(text: str, **names: Any) -> Any:
     """The last thing that a module of the user defines."""
-    scope: dict[str, Any] = {"__name__": "mine", **names}
+    scope: dict[str, Any] = {"__name__": "mine"} | names
     exec(text, scope)
     return list(scope.values())[-1]
 
@@ -94,6 +95,19 @@ def test_modules_that_refer_to_each_other_have_a_name() -> None:
     inner, outer = ModuleType("inner_of_mine"), ModuleType("outer_of_mine")
     vars(inner)["outer"], vars(outer)["inner"] = outer, inner
     assert content_digest(code("def f(row): return outer.inner.outer.inner", outer=outer))
+
+
+def test_functions_of_a_script_count_by_their_code_whatever_program_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    # In a worker process the program is a file of penstock, and the function came with its code.
+    program = ModuleType("__main__")
+    program.__file__ = content_names.__file__
+    monkeypatch.setitem(sys.modules, "__main__", program)
+    content_names._installed.cache_clear()
+    try:
+        names = [content_digest(code(f"def f(row): return {number}", __name__="__main__")) for number in (0, 1)]
+    finally:
+        content_names._installed.cache_clear()
+    assert names[0] != names[1]
 
 
 def test_what_no_text_stands_for_is_refused() -> None:
