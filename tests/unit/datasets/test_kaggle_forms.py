@@ -65,6 +65,8 @@ def test_rows_without_ids_get_those_of_the_sample_in_order(tmp_path: Path, predi
 def test_ids_of_the_sample_that_are_row_numbers_are_taken_as_such(tmp_path: Path) -> None:
     dataset = digits(tmp_path, [2, 0, 1])
     assert lines(dataset.submission([2, 0, 1], tmp_path / "out.csv")) == ["ImageId,Label", "2,1", "0,2", "1,0"]
+    dataset = digits(tmp_path, [3, 1, 2])
+    assert lines(dataset.submission([2, 0, 1], tmp_path / "out.csv")) == ["ImageId,Label", "3,1", "1,2", "2,0"]
 
 
 def test_a_sample_of_another_length_gives_no_ids(tmp_path: Path) -> None:
@@ -89,7 +91,7 @@ def test_an_id_may_be_in_the_test_file_only(tmp_path: Path, given: str | None) -
     assert train.ids().to_pylist() == list(range(28))
     assert test.ids().to_pylist() == [11, 12]
     assert test.feature_names == train.feature_names == ["Store", "Date"]
-    assert "11" not in test.texts()[0].as_py()
+    assert "11" not in test.texts()[0]
     assert lines(test.submission([1.5, 2.5], tmp_path / "out.csv")) == ["Id,Sales", "12,2.5", "11,1.5"]
 
 
@@ -140,7 +142,7 @@ def test_a_template_that_names_the_id_shows_it(tmp_path: Path) -> None:
     write(tmp_path, train={"Id": [41, 42], "Area": [7, 8], "Price": [99, 98]})
     spec = DatasetSpec("made", tmp_path, CompetitionType.REGRESSION, target_column="Price", id_column="Id")
     texts = TabularDataset(spec, "train", template="House {Id} has {Area}.").texts()
-    assert texts.to_pylist() == ["House 41 has 7.", "House 42 has 8."]
+    assert texts == ["House 41 has 7.", "House 42 has 8."]
 
 
 # -- zip -------------------------------------------------------------------------------------------------------------
