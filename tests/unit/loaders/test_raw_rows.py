@@ -14,7 +14,7 @@ import pytest
 from penstock import ConversationDataLoader, MixedDataLoader, PreferenceDataLoader, PretrainDataLoader
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
-from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
 from penstock.loaders import RawRows, StreamOptions
 from penstock.pipeline import PipelineConfig
 from penstock.sources import open_source
@@ -404,6 +404,25 @@ def test_a_directory_that_could_mean_several_things_is_refused(
         (tmp_path / name).write_bytes(b"x" * size)
     with pytest.raises(ConfigError, match=message):
         open_source(tmp_path)
+
+
+@MODES
+def test_a_column_with_two_types_is_not_left_out_before_a_transform_which_may_need_it(
+    streaming: Any, tmp_path: Path
+) -> None:
+    for name, scores in {"a": [1], "b": ["1"]}.items():
+        folder = tmp_path / "data"
+        folder.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"text": [name], "score": scores}), folder / f"{name}.parquet")
+
+    def scored(row: dict[str, Any]) -> dict[str, Any]:
+        return {"text": f"{row['text']}{row.get('score')}"}
+
+    with pytest.raises(SchemaError, match=r"score.*pass columns="):
+        documents(folder, tmp_path, streaming=streaming, transforms=[scored])
+    assert documents(folder, tmp_path, streaming=streaming) == ["a", "b"]
+    found = documents(folder, tmp_path, streaming=streaming, transforms=[scored], columns=["text"])
+    assert found == ["aNone", "bNone"]
 
 
 def test_files_that_are_named_are_never_left_out(tmp_path: Path) -> None:
