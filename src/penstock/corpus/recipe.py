@@ -387,8 +387,7 @@ class OpenedRecipe:
             return source, None
         if "schema" not in dir(source):  # a look at it could read all rows
             source = PeekedSource(source)
-        if recipe.transforms or recipe.columns is not None:
-            source = _without_conflicts(source, recipe)
+        if recipe.transforms or recipe.columns is not None:  # a transform may need any column
             if isinstance(source, JsonlSource):
                 source.keep_json(json_columns((recipe.chat.get("columns") or {}).values()))
             return source, None
@@ -549,7 +548,7 @@ def _without_conflicts(source: Any, recipe: Recipe) -> Any:
     needed = {recipe.text_column, *recipe.keep, *json_columns((recipe.chat.get("columns") or {}).values()), *LABELS}
     conflicts = [name for name in conflicts if name not in needed]  # one that is needed raises, and names the file
     names = [name for name in source.names if name not in conflicts]
-    if not conflicts or not names or recipe.columns is not None:
+    if not conflicts or not names:
         return source
     _log.warning(
         "%r: columns %s are left out, because files have them in types that do not go together",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.arrays.text import is_text
 from penstock.datasets.labels import ranked_texts
@@ -148,8 +149,11 @@ def _ids_of(sample: pa.Table, numbers: pa.Array) -> pa.Array:
             f"the data has no ids and {rows} rows, and the sample submission {len(given)} rows, so the ids in "
             f"{sample.column_names[0]!r} cannot be given to the rows in order; name the column of ids in id_column"
         )
-    are_numbers = pa.types.is_integer(given.type) and set(given.to_pylist()) == set(numbers.to_pylist())
-    return numbers if are_numbers else given
+    if pa.types.is_integer(given.type):
+        for counted in (numbers, pc.add(numbers, 1)):  # rows are counted from 0 or 1, whatever the order of the sample
+            if set(given.to_pylist()) == set(counted.to_pylist()):
+                return counted
+    return given
 
 
 def _sample_of(spec: Any) -> Any | None:

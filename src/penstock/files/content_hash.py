@@ -8,6 +8,7 @@ version. Pickled bytes would not do: they change from process to process.
 from __future__ import annotations
 
 import copyreg
+import dis
 import enum
 import functools
 import logging
@@ -92,6 +93,8 @@ class _Walk:
             self._function(value)
         elif isinstance(value, type):
             self._class(value)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._each("cached", [value.__wrapped__])
         else:
             self._object(value)
 
@@ -106,9 +109,12 @@ class _Walk:
             self._note("function", _qualified(function), installed)
             return
         cells = [cell.cell_contents for cell in function.__closure__ or () if _is_filled(cell)]
-        self._code(function.__code__, function.__globals__)
-        wrapped = getattr(function, "__wrapped__", None)
-        self._each("function", (function.__defaults__, function.__kwdefaults__, cells, wrapped))
+        code = function.__code__
+        self._code(code, function.__globals__)
+        self._each("function", (function.__defaults__, function.__kwdefaults__, cells, _kept(vars(function))))
+        for module in cells:
+            if isinstance(module, types.ModuleType) and _installed(module.__name__) is None:
+                self._used(code.co_names, vars(module), (module,))
 
     def _code(self, code: types.CodeType, names: Mapping[str, Any]) -> None:
         self._note(code.co_code, code.co_names, code.co_varnames, code.co_freevars, code.co_flags)
@@ -118,6 +124,10 @@ class _Walk:
             else:
                 self.add(each)
         self._used(code.co_names, names, ())
+        for instruction in dis.get_instructions(code):
+            if instruction.opname == "IMPORT_NAME" and _installed(instruction.argval) is None:
+                module = sys.modules.get(instruction.argval)
+                self._used(code.co_names, {} if module is None else vars(module), (module,))
 
     def _used(self, used: Iterable[str], names: Mapping[str, Any], inside: tuple[Any, ...]) -> None:
         """The values of some names; of a module of the user, those of its own values that are named too."""

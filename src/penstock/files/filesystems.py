@@ -29,6 +29,8 @@ _ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _WEB = ("http", "https")
 ANSWER_SECONDS = 60.0
 """Longest wait for an answer: to a request, or for the next bytes of a file on a web server."""
+_LISTING_SECONDS = 3600.0
+"""Longest wait for the list of a directory, which may have millions of files, where single requests are answered."""
 _RETRY_SECONDS = 20
 """Google's client tries for a quarter of an hour by default, silently, also without a network."""
 
@@ -114,8 +116,8 @@ def _web_options(url: str) -> dict[str, Any]:
     return options if "::" not in url else dict.fromkeys(schemes & {*_WEB}, options)
 
 
-def answered(url: str, ask: Callable[[], Answer]) -> Answer:
-    """The answer of a file system; after `ANSWER_SECONDS` a TimeoutError, and the request is abandoned.
+def answered(url: str, ask: Callable[[], Answer], seconds: float | None = None) -> Answer:
+    """The answer of a file system; after `seconds` (`ANSWER_SECONDS`) a TimeoutError, and the request is abandoned.
 
     Clients written in C++ have no deadlines, and cannot be interrupted.
     """
@@ -128,11 +130,12 @@ def answered(url: str, ask: Callable[[], Answer]) -> Answer:
             results.put((None, error))
 
     threading.Thread(target=work, name="penstock-request", daemon=True).start()
+    allowed = ANSWER_SECONDS if seconds is None else seconds
     try:
-        answer, error = results.get(timeout=ANSWER_SECONDS)
+        answer, error = results.get(timeout=allowed)
     except queue.Empty:
         raise TimeoutError(
-            f"{shown(url)!r}: no answer within {ANSWER_SECONDS:g} s; check the network, the address and the credentials"
+            f"{shown(url)!r}: no answer within {allowed:g} s; check the network, the address and the credentials"
         ) from None
     if error is not None:
         raise error
@@ -186,7 +189,10 @@ def select(filesystem: FileSystem, path: str, url: str, *, recursive: bool) -> l
     from pyarrow.fs import FileSelector
 
     with naming_url(url):
-        found = answered(url, lambda: filesystem.get_file_info(FileSelector(path, recursive=recursive)))
+        answered(url, lambda: filesystem.get_file_info(path))  # the list of a large bucket takes many answers
+        found = answered(
+            url, lambda: filesystem.get_file_info(FileSelector(path, recursive=recursive)), _LISTING_SECONDS
+        )
     return sorted(found, key=lambda info: info.path.split("/"))
 
 

@@ -20,12 +20,41 @@ _TICK = 0.05
 _PRESSURE_TICKS = 20
 
 
+_GAP_SECONDS = 1.0
+_IDLE = 0.1
+"""Share of a gap between two looks for which a process that runs has used the processor at least."""
+
+
+class AwakeTime:
+    """Time without that for which the whole process was held: by SIGSTOP, Ctrl-Z, a paused container, a debugger.
+
+    Nothing of it runs then, and no processor is used, until `look` is called after a gap.
+    """
+
+    def __init__(self, now: float, cpu: float) -> None:
+        self._now, self._cpu = now, cpu
+        self._gaps: list[tuple[float, float]] = []
+        """End and length of each gap."""
+
+    def look(self, now: float, cpu: float) -> None:
+        """Called all the time, with the time and the CPU seconds of the process."""
+        gap = now - self._now
+        if gap > _GAP_SECONDS and cpu - self._cpu < _IDLE * gap:
+            self._gaps.append((now, gap))
+        self._now, self._cpu = now, cpu
+
+    def since(self, since: float) -> float:
+        """Seconds from a time to the last look."""
+        return self._now - since - sum(length for end, length in self._gaps if end - length >= since - _GAP_SECONDS)
+
+
 class Control:
     """Looks at a run twenty times a second."""
 
     def __init__(self, context: Context, workers: Workers) -> None:
         self._context, self._workers = context, workers
         self._pressure = MemoryPressureHandler(context.budget)
+        self._awake = AwakeTime(time.monotonic(), time.process_time())
 
     def run(self) -> None:
         """Until the run stops; a stage that hangs raises `StalledError`."""
@@ -51,19 +80,20 @@ class Control:
 
     def _watch(self) -> None:
         """Name a stage that has been inside its own code for too long."""
-        allowed, now = self._context.config.stall_seconds, time.monotonic()
+        allowed = self._context.config.stall_seconds
+        self._awake.look(time.monotonic(), time.process_time())
         if allowed is None:
             return
         for stage in self._context.stages:
             for thread, (since, origin) in list(stage.working.items()):
-                if now - since > allowed:
+                if (seconds := self._awake.since(since)) > allowed:
                     source = self._context.source
                     if stage is self._context.reading and isinstance(source, Live):
                         thread = source.reading_thread or thread
                     frame = sys._current_frames().get(thread)
                     stack = "".join(traceback.format_stack(frame)[-6:]) if frame else "unknown\n"
                     raise StalledError(
-                        f"{stage.name} has been working{on_batch(origin)} for {now - since:.1f} s, longer than "
+                        f"{stage.name} has been working{on_batch(origin)} for {seconds:.1f} s, longer than "
                         f"stall_seconds={allowed:g}; it is in:\n{stack}"
                     )
 

@@ -162,9 +162,11 @@ def _watch(memory: mmap.mmap, process: int) -> None:
         if now_beats != beats or not runs:
             beats, held, before, said = now_beats, 0.0, _cpu_seconds(process) if runs else {}, False
             continue
+        if _stopped(process):
+            continue
         held += passed
         stuck = [entry for entry in _entries(memory) if min(held, now - entry[1]) > entry[2]]
-        if not stuck or _stopped(process):
+        if not stuck:
             continue
         used = _cpu_seconds(process)
         burning = [entry for entry in stuck if used.get(entry[0], 0.0) - before.get(entry[0], 0.0) > _BURNING * held]

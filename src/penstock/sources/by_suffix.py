@@ -62,10 +62,10 @@ def open_source(data: Input, **options: Any) -> Source:
     """The source for a path, directory, glob or list of them, by the suffix of its files; or for data in memory.
 
     Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
-    and scripts, files that no source reads, text beside one structured format, and formats with less than a tenth of
-    the bytes. Without such a format it is an error. The directory of a token store is a `StoreSource`. Other data is a
-    source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts,
-    a dict of columns, or an iterable of dicts.
+    and scripts, files that no source reads, text beside at least as many bytes of one structured format, and formats
+    with less than a tenth of the bytes. Without such a format it is an error. The directory of a token store is a
+    `StoreSource`. Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table,
+    reader or dataset, a list of dicts, a dict of columns, or an iterable of dicts.
     """
     given = as_input(data)
     if not isinstance(given, list):
@@ -108,18 +108,22 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
 _SHOWN = 10
 _METADATA = re.compile(
     r"(readme|licen[cs]e|notice|citation|changelog|contributing|datasheet|dataset_?card)(\..*)?"
-    r"|(dataset_infos?|dataset_dict|state|croissant)\.json|_success|_(common_)?metadata(\..*)?"
+    r"|(dataset_infos?|dataset_dict|croissant)\.json|_success|_(common_)?metadata(\..*)?"
     r"|(md5|sha1|sha256|sha512)sums?(\.txt)?|checksums?(\..*)?|thumbs\.db|desktop\.ini|requirements.*\.txt"
     r"|.*\.(md5|sha1|sha256|sha512|crc|py|ipynb|ya?ml|toml|cfg|sh|pdf|html?|png|jpe?g|svg|log|lock|bib|cff|rst)"
 )
 """Names of files beside data: descriptions, checksums, scripts."""
+_ROWS = (JsonlSource, CsvSource, ParquetSource, ArrowSource)
+"""Formats that descriptions are not written in: `changelog.jsonl` is data about changes."""
 _MOST = 0.9
 """Share of the bytes that one format must have, if others are there."""
+_HALF = 0.5
+"""Share that is enough for one structured format beside text."""
 
 
 def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[Path], path: Any) -> set[Path]:
     """Files of one format, without what lies beside data. Files that were named are always meant."""
-    kept = [file for file in files if file in named or not _METADATA.fullmatch(file.name.lower())]
+    kept = [file for file in files if file in named or not _is_beside_data(file, makers)]
     kept = kept or list(files)
     unknown = [file for file in kept if split_suffix(file)[0] not in makers]
     refused = [file for file in unknown if file in named or len(unknown) == len(kept) or _looks_like_data(file, makers)]
@@ -139,7 +143,8 @@ def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[
     sizes = {kind: sum(file.stat().st_size for file in members) for kind, members in groups.items()}
     total, structured = sum(sizes.values()), [kind for kind in groups if kind is not TextSource]
     meant = [kind for kind in groups if sizes[kind] >= _MOST * total]
-    meant = meant or (structured if len(structured) == 1 else [])
+    if not meant and len(structured) == 1 and sizes[structured[0]] >= _HALF * total:
+        meant = structured
     forced = {makers[split_suffix(file)[0]] for file in kept if file in named}
     if len(meant) != 1 or forced - set(meant):
         formats = ", ".join(sorted({split_suffix(file)[0] for file in kept}))
@@ -149,6 +154,14 @@ def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[
             f"{pattern!r}, or give each format to MixedDataLoader as a source"
         )
     return set(groups[meant[0]])
+
+
+def _is_beside_data(file: Path, makers: Mapping[str, Any]) -> bool:
+    """True for a name of metadata, unless it is that of a table (`_metadata.parquet` holds no rows)."""
+    name = file.name.lower()
+    if makers.get(split_suffix(file)[0]) in _ROWS and not name.startswith("_"):
+        return False
+    return _METADATA.fullmatch(name) is not None
 
 
 def _looks_like_data(file: Path, makers: Mapping[str, Any]) -> bool:

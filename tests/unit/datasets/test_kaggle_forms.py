@@ -65,6 +65,8 @@ def test_rows_without_ids_get_those_of_the_sample_in_order(tmp_path: Path, predi
 def test_ids_of_the_sample_that_are_row_numbers_are_taken_as_such(tmp_path: Path) -> None:
     dataset = digits(tmp_path, [2, 0, 1])
     assert lines(dataset.submission([2, 0, 1], tmp_path / "out.csv")) == ["ImageId,Label", "2,1", "0,2", "1,0"]
+    dataset = digits(tmp_path, [3, 1, 2])
+    assert lines(dataset.submission([2, 0, 1], tmp_path / "out.csv")) == ["ImageId,Label", "3,1", "1,2", "2,0"]
 
 
 def test_a_sample_of_another_length_gives_no_ids(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyarrow.fs import FileSelector, LocalFileSystem
 
 from penstock import Pipeline
 from penstock.corpus.prepare import prepare
@@ -98,6 +99,23 @@ def test_a_bucket_whose_server_does_not_answer_is_not_waited_for_without_end(mon
         monkeypatch.setattr(filesystems, "ANSWER_SECONDS", 0.5)
         with pytest.raises(TimeoutError, match=r"gs://anonymous@bucket/a\.jsonl.* within 0\.5 s"):
             open_source("gs://anonymous@bucket/a.jsonl")
+
+
+def test_a_list_may_take_longer_than_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jsonl").write_text("{}")
+    listed = LocalFileSystem()
+
+    class LargeBucket:
+        """Answers at once, but a list is many answers."""
+
+        def get_file_info(self, asked: Any) -> Any:
+            if isinstance(asked, FileSelector):
+                threading.Event().wait(0.3)
+            return listed.get_file_info(asked)
+
+    monkeypatch.setattr(filesystems, "ANSWER_SECONDS", 0.1)
+    found = filesystems.select(LargeBucket(), str(tmp_path), "s3://bucket", recursive=True)  # type: ignore[arg-type]
+    assert [info.base_name for info in found] == ["a.jsonl"]
 
 
 def test_a_bucket_that_cannot_be_reached_is_an_error_after_a_few_tries(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 from penstock import ConversationDataLoader, MixedDataLoader, PreferenceDataLoader, PretrainDataLoader
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
-from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
 from penstock.loaders import RawRows, StreamOptions
 from penstock.pipeline import PipelineConfig
 from penstock.sources import open_source
@@ -390,6 +390,11 @@ MEANT: dict[str, tuple[dict[str, int], Callable[[str], bool]]] = {
     "many texts and a small table": ({"a.txt": 5000, "b.txt": 5000, "labels.csv": 20}, lambda name: "txt" in name),
     "text beside a table": ({"a.txt": 100, "b.csv": 100}, lambda name: "csv" in name),
     "a small table beside a large one": ({"a.parquet": 5000, "b.csv": 20}, lambda name: "parquet" in name),
+    "rows with names of descriptions": (
+        {"changelog.jsonl": 9, "license.jsonl": 9, "readme.jsonl.gz": 9, "LICENSE": 9},
+        lambda name: "json" in name,
+    ),
+    "documents called state": ({"state.json": 50, "city.json": 50}, lambda name: True),
     "a table and its description": ({"a.arrow": 50, "dataset_info.json": 500}, lambda name: "arrow" in name),
 }
 
@@ -407,6 +412,7 @@ def test_of_a_mixed_directory_what_was_meant_is_read(case: str, tmp_path: Path) 
     ("sizes", "message"),
     [
         ({"a.csv": 100, "b.parquet": 100}, r"several formats.*'/.*/\*\.csv'.*MixedDataLoader"),
+        ({"corpus.txt": 800, "labels.jsonl": 100}, r"several formats"),
         ({"a.jsonl": 100, "b.jsonl.part": 100}, r"no source reads.*b\.jsonl\.part.*glob"),
         ({"a.jsonl": 100, "b.zip": 100}, r"no source reads '\.zip'"),
         ({"a.bin": 100}, r"no source reads '\.bin'"),
@@ -419,6 +425,25 @@ def test_a_directory_that_could_mean_several_things_is_refused(
         (tmp_path / name).write_bytes(b"x" * size)
     with pytest.raises(ConfigError, match=message):
         open_source(tmp_path)
+
+
+@MODES
+def test_a_column_with_two_types_is_not_left_out_before_a_transform_which_may_need_it(
+    streaming: Any, tmp_path: Path
+) -> None:
+    for name, scores in {"a": [1], "b": ["1"]}.items():
+        folder = tmp_path / "data"
+        folder.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"text": [name], "score": scores}), folder / f"{name}.parquet")
+
+    def scored(row: dict[str, Any]) -> dict[str, Any]:
+        return {"text": f"{row['text']}{row.get('score')}"}
+
+    with pytest.raises(SchemaError, match=r"score.*pass columns="):
+        documents(folder, tmp_path, streaming=streaming, transforms=[scored])
+    assert documents(folder, tmp_path, streaming=streaming) == ["a", "b"]
+    found = documents(folder, tmp_path, streaming=streaming, transforms=[scored], columns=["text"])
+    assert found == ["aNone", "bNone"]
 
 
 def test_files_that_are_named_are_never_left_out(tmp_path: Path) -> None:

@@ -100,6 +100,18 @@ def test_an_epoch_ends_with_the_first_source_or_the_last_one(home: Path) -> None
         assert len(list(loader)) == -(-2 * samples // 8)
 
 
+@pytest.mark.parametrize("stopping", ["first_exhausted", "all_exhausted"])
+def test_later_epochs_are_as_long_as_the_first_wherever_they_begin_in_a_source(home: Path, stopping: str) -> None:
+    with make(home, "code", "books", weights={"code": 0.4, "books": 0.6}, stopping_strategy=stopping) as loader:
+        lengths = [len(list(loader)) for _ in range(3)]
+        state = loader.state_dict()
+        following = [content(batch) for batch in loader]
+    assert max(lengths) - min(lengths) <= 2, lengths
+    with make(home, "code", "books", weights={"code": 0.4, "books": 0.6}, stopping_strategy=stopping) as loader:
+        loader.load_state_dict(json.loads(json.dumps(state)))
+        assert [content(batch) for batch in loader] == following
+
+
 def test_batches_of_any_size_and_a_schedule(home: Path) -> None:
     with make(home) as loader, make(home) as other:
         found = [row for size in (3, 8, 5) for row in loader.get_batch(size).input_ids.tolist()]

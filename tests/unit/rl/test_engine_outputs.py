@@ -200,6 +200,12 @@ def test_every_reader_takes_outputs_as_they_are(kind: str, tmp_path: Path) -> No
         live.close()
 
 
+def test_rewards_are_those_of_the_choices_as_they_are_listed() -> None:
+    given = chat(answer(1, (8, STOP)), answer(0, (9, STOP)))
+    found = rollouts_from_openai(given, rewards=[float(choice["token_ids"][0]) for choice in given["choices"]])
+    assert [(each.response_ids[0], each.reward) for each in found] == [(8, 8.0), (9, 9.0)]  # type: ignore[index]
+
+
 def test_outputs_without_rewards_are_refused_with_the_function_that_adds_them() -> None:
     with pytest.raises(DataError, match="rollouts_from_vllm"):
         RolloutDataLoader([request()], backend="numpy")
@@ -220,7 +226,7 @@ def test_samples_of_one_request_are_a_group_and_requests_of_one_sample_are_group
 
     choices = [answer(1), answer(0)]
     assert [each.group for each in rollouts_from_openai(chat(*choices))] == ["chatcmpl-1"] * 2
-    assert [each.metadata["sample"] for each in rollouts_from_openai(chat(*choices))] == [0, 1]
+    assert [each.metadata["sample"] for each in rollouts_from_openai(chat(*choices))] == [1, 0]
     prompts = [completion(0), completion(1, (4, 5)), completion(2), completion(3, (4, 5))]
     found = rollouts_from_openai(chat(*prompts, prompt_token_ids=None))
     assert [each.group for each in found] == ["chatcmpl-1", "chatcmpl-1/1"] * 2

@@ -62,6 +62,8 @@ class InputFacts:
             return "store", shown_input(paths)
         if opened.described[1] != self.described[1] and recipe.template is not None:
             return "chat template", str(recipe.template)
+        if opened.described[0] == self.described[0]:
+            return "transform", next(str(mine) for mine, its in zip(self.described, opened.described) if mine != its)
         given = recipe.tokenizer
         return "tokenizer", str(given) if isinstance(given, (str, Path)) else recipe.load_tokenizer().name
 

@@ -36,8 +36,10 @@ class StreamMixPosition(NamedTuple):
     """Position of each stream."""
     step: int = 0
     epoch: int = 0
-    ended: tuple[int, ...] = ()
-    """Streams that have ended in this epoch of the mixture."""
+    used: tuple[int, ...] = ()
+    """Samples that were taken of the current epoch of each stream."""
+    starts: tuple[tuple[int, int], ...] = ()
+    """Epoch of each stream, and samples taken of it, where this epoch of the mixture began."""
 
 
 class StreamMixEngine:
@@ -75,7 +77,8 @@ class StreamMixEngine:
         return ", ".join(self._names)
 
     def start(self) -> StreamMixPosition:
-        return StreamMixPosition(self._mixture.start(), tuple(reader.start() for reader in self._readers))
+        places, none = tuple(reader.start() for reader in self._readers), len(self._readers)
+        return StreamMixPosition(self._mixture.start(), places, used=(0,) * none, starts=((0, 0),) * none)
 
     def seek(self, step: int) -> StreamMixPosition:
         raise ConfigError(f"a mixture of streams cannot seek to step {step}; load a state, or prepare the data")
@@ -89,15 +92,13 @@ class StreamMixEngine:
         count = (self.batch_size if batch_size is None else batch_size) * self.rank.world_size
         ids, drawn = self._mixture.draw(position.drawn, count)
         taken: list[tuple[int, Sample]] = [(-1, None)] * count  # type: ignore[list-item]
-        places, ended = list(position.places), set(position.ended)
+        places, used = list(position.places), list(position.used)
         for number, reader in enumerate(self._readers):
             mine = np.flatnonzero(ids == number).tolist()
-            samples, places[number], again = self._take(reader, places[number], len(mine))
-            if again:
-                ended.add(number)
+            samples, places[number], used[number] = self._take(reader, places[number], used[number], len(mine))
             for at, sample in zip(mine, samples):
                 taken[at] = (number, sample)
-        following = StreamMixPosition(drawn, tuple(places), position.step + 1, position.epoch, tuple(sorted(ended)))
+        following = position._replace(drawn=drawn, places=tuple(places), step=position.step + 1, used=tuple(used))
         return self._batch(taken, position), self._settled(following)
 
     def item(self, epoch: int, number: int) -> TrainingBatch:
@@ -120,7 +121,8 @@ class StreamMixEngine:
     def to_state(self, position: StreamMixPosition) -> dict[str, Any]:
         streams = [reader.to_state(place) for reader, place in zip(self._readers, position.places)]
         facts = {"names": list(self._names), "step": position.step, "epoch": position.epoch}
-        facts |= {"drawn": position.drawn.to_json(), "ended": list(position.ended), "mixed": streams}
+        facts |= {"drawn": position.drawn.to_json(), "mixed": streams}
+        facts |= {"used": list(position.used), "starts": [list(start) for start in position.starts]}
         return _STATE.write(facts)
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> StreamMixPosition:
@@ -129,35 +131,39 @@ class StreamMixEngine:
             raise ResumeError(f"the state has the streams {state.get('names')}, and this mixture {list(self._names)}")
         places = [reader.from_state(each) for reader, each in zip(self._readers, state["mixed"])]
         drawn = Drawn.from_json(state["drawn"])
-        return StreamMixPosition(drawn, tuple(places), int(state["step"]), int(state["epoch"]), tuple(state["ended"]))
+        starts = tuple((int(epoch), int(used)) for epoch, used in state["starts"])
+        step, epoch = int(state["step"]), int(state["epoch"])
+        return StreamMixPosition(drawn, tuple(places), step, epoch, tuple(state["used"]), starts)
 
     def close(self) -> None:
         for reader in self._readers:
             reader.close()
 
     def _take(
-        self, reader: StreamReader, place: StreamPosition, count: int
-    ) -> tuple[list[Sample], StreamPosition, bool]:
-        """The next samples of a stream, which begins again at its end; whether it has ended with them, or before."""
+        self, reader: StreamReader, place: StreamPosition, used: int, count: int
+    ) -> tuple[list[Sample], StreamPosition, int]:
+        """The next samples of a stream, which begins again at its end, and how many were taken of its epoch then."""
         samples: list[Sample] = []
-        ended = False
         while len(samples) < count:
             more, place, over = reader.take(place, count - len(samples))
             samples += more
+            used += len(more)
             if over:
                 if not more and not place.epoch_step:
                     raise ConfigError(f"{reader.names} has no samples, so it cannot be mixed")
-                place, ended = reader.next_epoch(place), True
+                place, used = reader.next_epoch(place), 0
         if count and reader.has_ended(place):
-            place, ended = reader.next_epoch(place), True
-        return samples, place, ended
+            place, used = reader.next_epoch(place), 0
+        return samples, place, used
 
     def _settled(self, position: StreamMixPosition) -> StreamMixPosition:
-        """Position in the next epoch, if this one is over."""
+        """Position in the next epoch, if this one is over: if streams have come to where they were at its beginning."""
         least = {"first_exhausted": 1, "all_exhausted": len(self._names)}.get(self._stopping)
-        if least is None or len(position.ended) < least:
+        reached = [(place.epoch, used) for place, used in zip(position.places, position.used)]
+        passed = [(epoch - 1, used) >= start for (epoch, used), start in zip(reached, position.starts)]
+        if least is None or sum(passed) < least:
             return position
-        return position._replace(epoch=position.epoch + 1, ended=())
+        return position._replace(epoch=position.epoch + 1, starts=tuple(reached))
 
     def _batch(self, taken: list[tuple[int, Sample]], position: StreamMixPosition) -> TrainingBatch:
         """Batch of this rank, as wide as that of all ranks."""

@@ -151,7 +151,7 @@ def openai_rollouts(
         if not _is_openai(item):
             raise at.error(f"expected a response with choices, got {item!r:.60}")
         seen: dict[bytes, int] = {}
-        for choice in sorted(_get(item, "choices"), key=lambda each: _get(each, "index") or 0):
+        for choice in _get(item, "choices"):  # as they are listed: rewards are in that order
             of = at.sample(_get(choice, "index"))
             ids = _get(choice, "prompt_token_ids")
             ids = _get(item, "prompt_token_ids") if ids is None else ids
