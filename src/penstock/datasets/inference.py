@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,9 +56,9 @@ class Inference(NamedTuple):
     notes: Notes
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Files:
-    """Tables of a directory; test and sample are optional."""
+    """Tables of a directory; test and sample are optional. Names of columns are listed once: there may be thousands."""
 
     directory: Path | RemotePath
     names: dict[str, str]
@@ -65,18 +66,22 @@ class _Files:
     test: pa.Table | None
     sample: pa.Table | None
 
-    @property
-    def columns(self) -> list[str]:
-        names: list[str] = self.train.column_names
-        return names
+    @cached_property
+    def columns(self) -> dict[str, int]:
+        """Names and places of the columns of the training file."""
+        return {name: at for at, name in enumerate(self.train.column_names)}
+
+    @cached_property
+    def test_columns(self) -> dict[str, int]:
+        return {} if self.test is None else {name: at for at, name in enumerate(self.test.column_names)}
 
     def facts(self, name: str) -> Facts:
-        return facts_of(self.train.column(name))
+        return facts_of(self.train.column(self.columns[name]))
 
     def test_facts(self, name: str) -> Facts | None:
-        if self.test is None or name not in self.test.column_names:
+        if self.test is None or name not in self.test_columns:
             return None
-        return facts_of(self.test.column(name))
+        return facts_of(self.test.column(self.test_columns[name]))
 
 
 def infer(
@@ -182,10 +187,10 @@ def _targets(files: _Files, given: str | Sequence[str] | None, notes: Notes) -> 
         for name in chosen:
             if name not in train:
                 hint = did_you_mean(name, train)
-                raise SchemaError(f"the target {name!r} is not in {names['train']}, which has {train}{hint}")
+                raise SchemaError(f"the target {name!r} is not in {names['train']}, which has {list(train)}{hint}")
         notes["target_column"] = "given"
         return chosen
-    missing = [name for name in train if files.test is not None and name not in files.test.column_names]
+    missing = [name for name in train if files.test is not None and name not in files.test_columns]
     if files.sample is not None:
         wanted = [name for name in files.sample.column_names[1:] if name in train]
         wanted = [name for name in wanted if name in missing] or wanted
@@ -209,15 +214,15 @@ def _targets(files: _Files, given: str | Sequence[str] | None, notes: Notes) -> 
         why = f"there is no test file to compare with, and no column is called {' or '.join(_TARGET_NAMES[:3])}"
     else:
         why = f"{names['test']} has every column of {names['train']}"
-    raise ConfigError(f"the target is unknown: {why}; the columns are {train}; {remedy}")
+    raise ConfigError(f"the target is unknown: {why}; the columns are {list(train)}; {remedy}")
 
 
 def _id_column(files: _Files, targets: list[str], given: str | None, notes: Notes) -> str | None:
     train = files.columns
-    only_test = [] if files.test is None else [name for name in files.test.column_names if name not in train]
+    only_test = [name for name in files.test_columns if name not in train]
     if given is not None:
         if given not in train and given not in only_test:
-            raise SchemaError(f"the id {given!r} is not in {files.names['train']}, which has {train}")
+            raise SchemaError(f"the id {given!r} is not in {files.names['train']}, which has {list(train)}")
         notes["id_column"] = "given"
         return given
     first = files.sample.column_names[0] if files.sample is not None else None
@@ -227,7 +232,7 @@ def _id_column(files: _Files, targets: list[str], given: str | None, notes: Note
             also = f", and the first column of {files.names['sample_submission']}" if name == first else ""
             notes["id_column"] = f"unique in {files.train.num_rows:,} rows{also}"
             return name
-    for name in map(str, only_test):
+    for name in only_test:
         facts = files.test_facts(name)
         if (name == first or (first is None and is_called_id(name))) and facts is not None and facts.is_unique:
             notes["id_column"] = (
@@ -309,7 +314,7 @@ def _columns(files: _Files, taken: set[str | None], formats: Mapping[str, str], 
         columns[name] = ColumnSpec(kind=kind, date_format=formats.get(name, "") if kind == "date" else "")
         doubt = notes.get(f"doubts.{name}")
         notes[f"columns.{name}"] = f"{why}; {doubt}" if doubt else why
-    for name in files.test.column_names if files.test is not None else ():
+    for name in files.test_columns:
         if name not in files.columns and name not in taken:
             columns[name] = ColumnSpec(kind="ignore")
             _doubt(notes, name, f"it is ignored, since {test_file} has it and {train_file} does not")
@@ -321,7 +326,7 @@ def _check_test_columns(files: _Files, targets: list[str]) -> None:
     """Raise if a column seems to have one name in the training file and another one in the test file."""
     if files.test is None:
         return
-    test = files.test.column_names
+    test = files.test_columns
     only_train = {_spelling(name): name for name in files.columns if name not in test and name not in targets}
     for name in test:
         same = only_train.get(_spelling(name))

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from house_prices_data import make_house_prices
+from penstock.datasets import inference
 from penstock.datasets.base import CompetitionType
 from penstock.datasets.inference import infer
 from penstock.datasets.sample_data import make_titanic
@@ -387,3 +388,34 @@ def test_files_of_a_web_server_are_asked_for_by_their_usual_names(
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_the_names_of_many_columns_are_not_listed_for_each_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = 0
+
+    class Counted:
+        def __init__(self, table: pa.Table) -> None:
+            self._table = table
+
+        def __getattr__(self, name: str) -> Any:
+            nonlocal listed
+            listed += name == "column_names"
+            return getattr(self._table, name)
+
+    def read(*given: Any) -> Any:
+        files = real_read(*given)
+        return dataclasses.replace(files, train=Counted(files.train), test=Counted(files.test))
+
+    def dates(train: Any, test: Any, names: list[str]) -> Any:
+        found = real_dates(train._table, test._table, names)
+        return found._replace(train=Counted(found.train), test=Counted(found.test))
+
+    real_read, real_dates = inference._read, inference.dates_of_files
+    monkeypatch.setattr(inference, "_read", read)
+    monkeypatch.setattr(inference, "dates_of_files", dates)
+    features = {f"f{n}": NUMBERS for n in range(40)}
+    put(tmp_path, train={**features, "target": NUMBERS}, test=features)
+    assert len(infer(tmp_path).spec.columns) == 40
+    assert listed <= 4

@@ -89,7 +89,7 @@ def test_an_id_may_be_in_the_test_file_only(tmp_path: Path, given: str | None) -
     assert train.ids().to_pylist() == list(range(28))
     assert test.ids().to_pylist() == [11, 12]
     assert test.feature_names == train.feature_names == ["Store", "Date"]
-    assert "11" not in test.texts()[0].as_py()
+    assert "11" not in test.texts()[0]
     assert lines(test.submission([1.5, 2.5], tmp_path / "out.csv")) == ["Id,Sales", "12,2.5", "11,1.5"]
 
 
@@ -140,7 +140,7 @@ def test_a_template_that_names_the_id_shows_it(tmp_path: Path) -> None:
     write(tmp_path, train={"Id": [41, 42], "Area": [7, 8], "Price": [99, 98]})
     spec = DatasetSpec("made", tmp_path, CompetitionType.REGRESSION, target_column="Price", id_column="Id")
     texts = TabularDataset(spec, "train", template="House {Id} has {Area}.").texts()
-    assert texts.to_pylist() == ["House 41 has 7.", "House 42 has 8."]
+    assert texts == ["House 41 has 7.", "House 42 has 8."]
 
 
 # -- zip -------------------------------------------------------------------------------------------------------------
