@@ -200,7 +200,7 @@ def test_plain_functions_are_taken_as_stages() -> None:
 @pytest.mark.parametrize(
     ("source", "transforms", "sink", "message"),
     [
-        (object(), [], None, "next_batch"),
+        (object(), [], None, "expected a path.* a Source"),
         (Chunks(1), [3], None, r"\b3\b.*transform"),
         (Chunks(1), [], object(), "consume.*flush"),
     ],
