@@ -109,7 +109,7 @@ def _first_good(source: Any, leave: Callable[[], None]) -> pa.RecordBatch | None
         leave()
 
 
-_STATE = StateFormat("rows of a source", "a source without a schema")
+_STATE = StateFormat("rows of a source", "a source without a schema", fields={"row": (int,)})
 
 
 class PeekedSource(Source):

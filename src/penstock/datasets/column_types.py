@@ -106,8 +106,9 @@ def first_code(texts: pa.ChunkedArray | pa.Array) -> int | None:
 
 def check_followed(table: pa.Table, followed: Mapping[str, pa.DataType], file: str) -> None:
     """Raise for a code in a column that is numeric only because it is in the training file."""
+    names = set(table.column_names)
     for name in followed:
-        row = first_code(table[name]) if name in table.column_names else None
+        row = first_code(table[name]) if name in names else None
         if row is not None:
             raise DataError(
                 f"column {name!r} has {table[name][row].as_py()!r}, which is not how a number is written, and the "

@@ -47,6 +47,8 @@ DIRECTIVES = {
 _SAME = {"B": "b", "A": "a"}
 _TWO_DIGITS = 69
 """Two-digit years from here on are in the 20th century, as in `strptime`."""
+_DOUBTFUL = 30
+"""Two-digit years from here up to `_TWO_DIGITS` are rather years of birth than of the future: nobody guesses."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -245,7 +247,21 @@ def _decided(values: pa.Array, candidates: Sequence[str]) -> FoundDates:
                 f"{values[row].as_py()!r} is {fitting[first].values[row].as_py():%Y-%m-%d} by {first} and "
                 f"{fitting[other].values[row].as_py():%Y-%m-%d} by {other}, and no value of the column decides",
             )
+    if "%y" in first and (unclear := _doubtful_year(fitting[first].values)) is not None:
+        made = fitting[first].values[unclear].as_py()
+        return FoundDates(
+            None,
+            f"{values[unclear].as_py()!r} may be of {made.year - 100} or {made.year}: date_format={first!r} means "
+            f"{made.year}; for {made.year - 100} write the years of the file with four digits",
+        )
     return FoundDates(first)
+
+
+def _doubtful_year(dates: pa.Array) -> int | None:
+    """First row whose year of two digits may be of either century."""
+    years = np.asarray(pc.year(dates))
+    doubtful = (years >= 2000 + _DOUBTFUL) & (years < 2000 + _TWO_DIGITS)
+    return int(doubtful.argmax()) if doubtful.any() else None
 
 
 def _moments(dates: pa.Array) -> npt.NDArray[np.int64]:

@@ -265,7 +265,8 @@ def _unsuited(dataset: type[KaggleDataset], spec: DatasetSpec) -> str:
     if lacking := [name for name in features if name not in there]:
         more = f" and {len(lacking) - 3} more" if len(lacking) > 3 else ""
         return f"the training file has no {', '.join(map(repr, lacking[:3]))}{more}"
-    if out := [name for name in features if name in spec.targets or name in spec.ignored]:
+    left_out = {*spec.targets, *spec.ignored}
+    if out := [name for name in features if name in left_out]:
         return f"{out[0]!r} is not a feature in the spec"
     for name in own.columns:
         if name in spec.columns and _format_of(spec.columns[name]) not in ({}, _format_of(own.columns[name])):

@@ -58,7 +58,7 @@ class Inference(NamedTuple):
 
 @dataclass(frozen=True)
 class _Files:
-    """Tables of a directory; test and sample are optional."""
+    """Tables of a directory; test and sample are optional. Names of columns are listed once: there may be thousands."""
 
     directory: Path | RemotePath
     names: dict[str, str]
@@ -67,22 +67,21 @@ class _Files:
     sample: pa.Table | None
 
     @cached_property
-    def columns(self) -> dict[str, None]:
-        """Names in the training file, in order."""
-        return dict.fromkeys(self.train.column_names)
+    def columns(self) -> dict[str, int]:
+        """Names and places of the columns of the training file."""
+        return {name: at for at, name in enumerate(self.train.column_names)}
 
     @cached_property
-    def test_columns(self) -> dict[str, None]:
-        """Names in the test file, in order; none without it."""
-        return dict.fromkeys(self.test.column_names if self.test is not None else ())
+    def test_columns(self) -> dict[str, int]:
+        return {} if self.test is None else {name: at for at, name in enumerate(self.test.column_names)}
 
     def facts(self, name: str) -> Facts:
-        return facts_of(self.train.column(name))
+        return facts_of(self.train.column(self.columns[name]))
 
     def test_facts(self, name: str) -> Facts | None:
         if self.test is None or name not in self.test_columns:
             return None
-        return facts_of(self.test.column(name))
+        return facts_of(self.test.column(self.test_columns[name]))
 
 
 def infer(
@@ -220,7 +219,7 @@ def _targets(files: _Files, given: str | Sequence[str] | None, notes: Notes) -> 
 
 def _id_column(files: _Files, targets: list[str], given: str | None, notes: Notes) -> str | None:
     train = files.columns
-    only_test = [] if files.test is None else [name for name in files.test.column_names if name not in train]
+    only_test = [name for name in files.test_columns if name not in train]
     if given is not None:
         if given not in train and given not in only_test:
             raise SchemaError(f"the id {given!r} is not in {files.names['train']}, which has {list(train)}")
@@ -233,7 +232,7 @@ def _id_column(files: _Files, targets: list[str], given: str | None, notes: Note
             also = f", and the first column of {files.names['sample_submission']}" if name == first else ""
             notes["id_column"] = f"unique in {files.train.num_rows:,} rows{also}"
             return name
-    for name in map(str, only_test):
+    for name in only_test:
         facts = files.test_facts(name)
         if (name == first or (first is None and is_called_id(name))) and facts is not None and facts.is_unique:
             notes["id_column"] = (

@@ -229,8 +229,9 @@ def _check_names(names: list[str], spec: DatasetSpec, split: str, test_columns: 
             raise SchemaError(
                 f"{option}={name!r} is not in the {split} file, which has {names}{did_you_mean(name, names)}"
             )
+    expected = {*names, *spec.targets, *spec.ignored}
     for name in spec.columns if split == "train" else ():
-        if name not in names and name not in spec.targets and name not in spec.ignored:
+        if name not in expected:
             raise SchemaError(
                 f"the spec describes column {name!r}, which is not in the training file; it has {names}"
                 f"{did_you_mean(name, names)}"
@@ -305,21 +306,22 @@ def check_same_columns(names: Mapping[str, Sequence[str]], spec: DatasetSpec) ->
 
 def seen_values(training: pa.Table | None, spec: DatasetSpec) -> dict[str, pa.Array]:
     """Allowed values of each categorical column: those of the spec, or else those of the training file."""
-    seen = {}
+    seen, names = {}, set() if training is None else set(training.column_names)
     for name, column in spec.columns.items():
         if column.kind != "categorical" or name in spec.targets:
             continue
         if column.categories:
             seen[name] = pa.array([_text(value) for value in column.categories], pa.string())
-        elif training is not None and name in training.column_names:
+        elif training is not None and name in names:
             seen[name] = _as_texts(training[name]).unique()
     return seen
 
 
 def check_unseen(data: pa.Table, spec: DatasetSpec, seen: Mapping[str, pa.Array], split: str) -> None:
     """Raise for the first unknown value of a categorical column."""
+    names = set(data.column_names)
     for name, known in seen.items():
-        if name not in data.column_names:
+        if name not in names:
             continue
         texts = _as_texts(data[name])
         new = np.asarray(pc.and_(pc.is_valid(texts), pc.invert(pc.is_in(texts, known)))).astype(np.bool_)

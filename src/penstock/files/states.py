@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
 import orjson
 import xxhash
@@ -15,6 +15,17 @@ from penstock.errors import ResumeError
 CHECKSUM = "checksum"
 _PLAIN = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 _WHAT_TO_DO = "load another copy of it, or an earlier state, or start without one"
+_NAMES: dict[type | None, str] = {
+    int: "a whole number",
+    str: "text",
+    bool: "True or False",
+    dict: "a dict",
+    list: "a list",
+    None: "None",
+}
+
+Fields: TypeAlias = dict[str, tuple[type | None, ...]]
+"""The types that each value of a state may have. Integers are places and counts: from 0 to 2^63 - 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +44,8 @@ class StateFormat:
     owner: str
     """Name of what is saved, for error messages."""
     version: int = 1
+    fields: Fields = field(default_factory=dict)
+    """Values without which `read` refuses a state."""
 
     def write(self, facts: Mapping[str, Any]) -> dict[str, Any]:
         """The facts as a state, which is small: the whole of it is hashed."""
@@ -63,7 +76,30 @@ class StateFormat:
                 f"the state has version {version!r}, this release reads {self.version}; resume it with the release "
                 "that saved it, or start without it"
             )
+        check_fields(state, self.fields)
         return dict(state)
+
+
+def check_fields(values: Any, fields: Fields, name: str = "the state") -> None:
+    """Refuse values of other types, as another program may have written them: their checksum can be right."""
+    if not isinstance(values, Mapping):
+        raise ResumeError(f"{name} is damaged: expected a dict, got {values!r:.80}; {_WHAT_TO_DO}")
+    for key, kinds in fields.items():
+        if key not in values:
+            raise ResumeError(f"{name} is damaged: it has no {key!r}; {_WHAT_TO_DO}")
+        if not any(_is_of(values[key], kind) for kind in kinds):
+            expected = " or ".join(_NAMES[kind] for kind in kinds)
+            raise ResumeError(f"{name} is damaged: {key!r} is {values[key]!r:.80}, expected {expected}; {_WHAT_TO_DO}")
+
+
+def _is_of(value: Any, kind: type | None) -> bool:
+    if kind is int:
+        return type(value) is int and 0 <= value < 1 << 63
+    if kind is dict:
+        return isinstance(value, Mapping)
+    if kind is list:
+        return isinstance(value, (list, tuple))
+    return value is None if kind is None else isinstance(value, kind)
 
 
 def check_state(state: Mapping[str, Any], name: str = "the state") -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.atomic import write_atomic
+from penstock.files.compression import inflate
 from penstock.files.locks import FileLock
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.pipeline.chain import stage_name
@@ -22,8 +23,27 @@ from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable, Remembering, Sink, Source, State, Stateful, Transform
 
-STATE = StateFormat("pipeline", "a pipeline")
-_CHECKPOINT = StateFormat("checkpoint", "run(checkpoint=...)")
+STATE = StateFormat(
+    "pipeline",
+    "a pipeline",
+    fields={
+        "transforms": (dict,),
+        "schemas": (dict,),
+        "skip_rows": (int,),
+        "bad_rows": (dict, None),
+        "source": (dict,),
+    },
+)
+_CHECKPOINT = StateFormat(
+    "checkpoint",
+    "run(checkpoint=...)",
+    fields={
+        **dict.fromkeys(("state", "sink", "bad_rows", "dropped", "changed"), (dict,)),
+        **dict.fromkeys(("rows_in", "rows_out"), (int,)),
+        "target": (str,),
+        "report": (dict, None),
+    },
+)
 CHECKPOINT_NAME = "checkpoint.json"
 
 
@@ -73,7 +93,11 @@ def schema_to_text(schema: pa.Schema) -> str:
 
 
 def schema_from_text(text: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(zlib.decompress(base64.b64decode(text))))
+    """The schema that `schema_to_text` wrote into a state."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(inflate(base64.b64decode(text))))
+    except (TypeError, ValueError, OSError, pa.ArrowException) as error:
+        raise ResumeError(f"the state is damaged: no schema ({error}); start without the state") from error
 
 
 _LOCK = "checkpoint.lock"

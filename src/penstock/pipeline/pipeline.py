@@ -258,10 +258,23 @@ class Pipeline:
         check_state(state, self._mark(), str(self))
         cast(Stateful, self.source).load_state_dict(state["source"])
         for index, saved in state["transforms"].items():
-            cast(Stateful, self.transforms[int(index)]).load_state_dict(saved)
+            stateful = self._transform_at(index)
+            if not isinstance(stateful, Stateful):
+                raise _damaged(f"{index!r} is a transform without a state")
+            stateful.load_state_dict(saved)
         for index, text in state["schemas"].items():
-            cast(Inferring, self.transforms[int(index)]).set_output_schema(schema_from_text(text))
+            inferring = self._transform_at(index)
+            if not isinstance(inferring, Inferring):
+                raise _damaged(f"{index!r} is a transform whose columns are known")
+            inferring.set_output_schema(schema_from_text(text))
         return DeliveryPosition(state["source"], state["transforms"], state["skip_rows"], state["bad_rows"])
+
+    def _transform_at(self, index: str) -> Transform:
+        """The transform that a saved state has something for."""
+        found = dict(zip(map(str, range(len(self.transforms))), self.transforms)).get(index)
+        if found is None:
+            raise _damaged(f"there is no transform {index!r}")
+        return found
 
     def _transform_states(self) -> dict[str, State]:
         return {str(i): t.state_dict() for i, t in enumerate(self.transforms) if isinstance(t, Stateful)}
@@ -364,3 +377,7 @@ def _check_restorable(transforms: Sequence[Transform]) -> None:
                 f"{stage_name(transform)} holds rows back (it has finish) but has no state_dict, so it cannot go back "
                 "when a row fails: give it one, or use on_error='raise'"
             )
+
+
+def _damaged(why: str) -> ResumeError:
+    return ResumeError(f"the state is damaged: {why}; load another copy of it, or start without it")

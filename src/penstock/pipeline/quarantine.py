@@ -13,6 +13,7 @@ import orjson
 from penstock.errors import FailureBudgetError
 from penstock.files.atomic import naming, open_own
 from penstock.files.locks import FileLock
+from penstock.files.states import check_fields
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import Rejected, State
 
@@ -61,6 +62,8 @@ class BadRows:
 
     def restore(self, token: State) -> None:
         """Go back to a token: rows written after it come again, so they are cut off."""
+        check_fields(token, {"bytes": (int,), "counts": (dict,)}, "the state of the bad rows")
+        check_fields(token["counts"], dict.fromkeys(token["counts"], (int,)), "the state of the bad rows")
         self.counts = Counter(token["counts"])
         if self.path is not None and (token["bytes"] or self.path.exists()):
             self._open(token["bytes"])

@@ -18,7 +18,7 @@ import numpy as np
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.options import Options
 from penstock.errors import ConfigError, DataError, ResumeError
-from penstock.files.states import StateFormat
+from penstock.files.states import Fields, StateFormat, check_fields
 from penstock.order.permutation import derive_key
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.collate import RolloutForm
@@ -30,7 +30,22 @@ from penstock.rl.sources import Cursor, RolloutSource
 
 logger = logging.getLogger(__name__)
 
-_STATE = StateFormat("rollouts", "a RolloutDataLoader")
+_STATE = StateFormat(
+    "rollouts",
+    "a RolloutDataLoader",
+    fields={
+        "facts": (dict,),
+        "global_batch": (int,),
+        "policy_version": (int, None),
+        "version_settled": (bool,),
+        "position": (dict,),
+    },
+)
+_POSITION: Fields = {
+    **dict.fromkeys(("epoch", "step", "number", "ppo_epoch", "unit", "minibatch"), (int,)),
+    "version": (int, None),
+    "counts": (dict,),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +85,7 @@ class RolloutPosition:
 
     @classmethod
     def from_dict(cls, given: Mapping[str, Any]) -> RolloutPosition:
+        check_fields(given, _POSITION)
         return cls(**{**given, "counts": tuple(sorted(given["counts"].items()))})
 
 

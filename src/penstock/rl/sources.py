@@ -20,6 +20,7 @@ import xxhash
 
 from penstock.arrays.ragged import Ragged
 from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.files.states import check_fields
 from penstock.rl.options import RolloutBatching
 from penstock.rl.rollout import RolloutTable
 from penstock.rl.selection import SelectionRules, check_group_prompts, group_by_prompt, is_unnamed, log_prompt_groups
@@ -97,6 +98,7 @@ class TableRollouts:
         self._digest: str | None = None
 
     def take(self, cursor: Cursor, rules: SelectionRules) -> SelectedRollouts | None:
+        check_fields({"cursor": cursor}, {"cursor": (int, None)})
         number = cursor or 0
         if number >= len(self._rows):
             return None

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.checksums import FileStamps
 from penstock.files.compression import inflate
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
-from penstock.files.states import StateFormat
+from penstock.files.states import Fields, StateFormat, check_fields
 from penstock.pipeline.stages import Origin, Source, State
 
 _NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -203,8 +203,8 @@ class FileList:
                 f"file {number + 1} of the input was {state['path']!r} when the state was saved and is "
                 f"{self.name(number)!r} now; restore the same files, or start without the state"
             )
-        if state.get("head") is not None:
-            size, digest = state["head"]
+        if number < count and state["head"] is not None:
+            size, digest = _head_of(state["head"])
             with open(self.files[number], "rb") as file:
                 data = file.read(size)
             if xxhash.xxh3_64_hexdigest(data) != digest:
@@ -212,7 +212,7 @@ class FileList:
                     f"{self.files[number]} is not the file the state was saved in: it begins with other bytes now; "
                     "restore it, or start without the state"
                 )
-        if state.get("size") is not None and (now := self.files[number].stat().st_size) < state["size"]:
+        if number < count and state["size"] is not None and (now := self.files[number].stat().st_size) < state["size"]:
             raise ResumeError(
                 f"{self.files[number]} has {now} bytes and had {state['size']} when the state was saved, so rows of it "
                 "are gone; restore it, or start without the state"
@@ -230,6 +230,16 @@ class FileList:
         if len(self._paths) > 2:
             return f"{len(self._paths)} paths"
         return ", ".join(repr(str(path)) for path in self._paths)
+
+
+PLACE: Fields = {"files": (int,), "file": (int,), "path": (str, None), "head": (list, None), "size": (int, None)}
+"""What `FileList.state` puts into a state."""
+
+
+def _head_of(saved: Sequence[Any]) -> tuple[int, str]:
+    """Number of first bytes of a file, and their hash."""
+    check_fields(dict(zip(("bytes", "hash"), saved)), {"bytes": (int,), "hash": (str,)}, "the state of a file")
+    return min(saved[0], _HEAD_BYTES), saved[1]
 
 
 _MOST_CHARACTERS = 2048
@@ -250,7 +260,11 @@ def is_schema(mark: str) -> bool:
 
 
 def schema_of(mark: str) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(inflate(base64.b85decode(mark))))
+    """The schema of a mark in a saved state."""
+    try:
+        return pa.ipc.read_schema(pa.py_buffer(inflate(base64.b85decode(mark))))
+    except (ValueError, OSError, pa.ArrowException) as error:
+        raise ResumeError(f"the state is damaged: no schema ({error}); start without the state") from error
 
 
 def project(schema: pa.Schema, columns: Sequence[str] | None, where: str) -> pa.Schema:
@@ -271,7 +285,7 @@ def check_columns(columns: Sequence[str] | None) -> list[str] | None:
     return list(columns) if columns is not None else None
 
 
-_STATE = StateFormat("rows of files", "a source of columnar files")
+_STATE = StateFormat("rows of files", "a source of columnar files", fields=PLACE | {"row": (int,)})
 _DAMAGED = (pa.ArrowException, OSError, EOFError)
 
 

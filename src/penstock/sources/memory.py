@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.checksums import FileFingerprint, remembered_hash
 from penstock.files.listing import PathLike
-from penstock.files.states import StateFormat
+from penstock.files.states import StateFormat, check_fields
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.config import check_max_wait
 from penstock.pipeline.functions import arrow_schema
@@ -25,7 +25,7 @@ from penstock.sources.json_types import json_texts, marked_json, with_json
 from penstock.sources.tables import Rows, dataset_rows, kind_of, readable, refuse_splits
 from penstock.types import Schema, from_numpy, from_rows
 
-_MEMORY_STATE = StateFormat("rows in memory", "a MemorySource")
+_MEMORY_STATE = StateFormat("rows in memory", "a MemorySource", fields={"row": (int,), "rows": (int,)})
 
 
 class MemorySource(Source):
@@ -211,7 +211,7 @@ def _as_table(data: Any, schema: pa.Schema | None) -> pa.Table:
     )
 
 
-_ITERATOR_STATE = StateFormat("rows of an iterator", "an IteratorSource")
+_ITERATOR_STATE = StateFormat("rows of an iterator", "an IteratorSource", fields={"row": (int,), "schema": (str, None)})
 _NAME = "<iterator>"
 _LEARN_ROWS = 256
 _SKIP_ROWS = 1024
@@ -369,7 +369,9 @@ class IteratorSource(Source):
         state = _ITERATOR_STATE.read(state)
         self.reset()
         mark, rows = state["schema"], state["row"]
-        self._learn_rows = state.get("learned", _LEARN_ROWS)
+        learned = {"learned": _LEARN_ROWS} | state
+        check_fields(learned, {"learned": (int,)})
+        self._learn_rows = learned["learned"]
         if mark is not None and is_schema(mark):
             self._mark, self._schema = mark, schema_of(mark)
         self.pass_over(rows)

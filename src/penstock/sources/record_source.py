@@ -27,9 +27,13 @@ from penstock.memory.budget import parse_bytes
 from penstock.memory.pool import BufferPool
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, Source, State
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, Pending, RawBlock, RecordSpans
-from penstock.sources.file_source import FileList, check_columns, is_schema, project, schema_mark, schema_of
+from penstock.sources.file_source import PLACE, FileList, check_columns, is_schema, project, schema_mark, schema_of
 
-_STATE = StateFormat("records of files", "a source of text files")
+_STATE = StateFormat(
+    "records of files",
+    "a source of text files",
+    fields=PLACE | {"offset": (int,), "row": (int,), "schema": (str, None)},
+)
 _SCAN_BYTES = 4 << 20
 _SCAN_BLOCKS = 16
 _POOL_BYTES = 32 << 20

@@ -17,7 +17,9 @@ from penstock.sources.file_source import check_columns, project
 from penstock.store.manifest import Manifest, read_manifest, store_path
 from penstock.store.shards import ShardReader, Verify, check_content, check_touched, check_verify
 
-_STATE = StateFormat("rows of a store", "a StoreSource")
+_STATE = StateFormat(
+    "rows of a store", "a StoreSource", fields={"store_version": (int,), "store": (str,), "row": (int,)}
+)
 
 
 class StoreSource(Source):

@@ -74,6 +74,16 @@ def test_years_of_two_digits_are_read_where_the_place_of_the_year_is_certain() -
     ]
 
 
+@pytest.mark.parametrize("texts", [["17-May-60", "02-Aug-54"], ["31-Dec-30", "01-Jun-05"], ["31-Jan-05", "1-Jun-68"]])
+def test_years_of_two_digits_that_may_be_of_either_century_are_a_doubt(texts: list[str]) -> None:
+    told = find_dates(pa.array(texts))
+    assert told is not None
+    assert told.format is None
+    assert any(text in told.doubt for text in texts)
+    assert "date_format='%d-%b-%y'" in told.doubt
+    assert not read_dates(pa.array(texts), "%d-%b-%y").wrong.any()  # a given format decides
+
+
 @pytest.mark.parametrize(
     "texts",
     [

@@ -48,7 +48,11 @@ from penstock.sources.inputs import Input, as_input, shown_input, why_it_stays
 __all__ = ["StreamOptions", "StreamPosition", "StreamReader", "StreamStep"]
 
 VERSION = 1
-_STATE = StateFormat("streams", "a loader with streaming=True")
+_STATE = StateFormat(
+    "streams",
+    "a loader with streaming=True",
+    fields={"epoch": (int,), "step": (int,), "epoch_step": (int,), "streams": (dict,)},
+)
 
 
 class StreamStep(NamedTuple):
