@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 import time
 from pathlib import Path
 
@@ -108,10 +109,13 @@ def test_a_failure_keeps_the_progress_and_a_mended_run_goes_on(tmp_path: Path) -
 
 
 def test_stopping_keeps_the_progress(tmp_path: Path) -> None:
-    source = numbers(tmp_path / "in.jsonl", 400)
+    source = numbers(tmp_path / "in.jsonl", 3000)
+
+    stopped = threading.Event()
 
     def slow(row: dict[str, int]) -> dict[str, int]:
-        time.sleep(0.001)
+        if not stopped.is_set():
+            time.sleep(0.001)
         return row
 
     def make() -> Pipeline:
@@ -122,11 +126,12 @@ def test_stopping_keeps_the_progress(tmp_path: Path) -> None:
     while pipeline.snapshot()["rows_out"] < 100:
         time.sleep(0.005)
     pipeline.stop()
+    stopped.set()
     with pytest.raises(StoppedError):
         pipeline.wait()
     assert json.loads((tmp_path / "kept" / "checkpoint.json").read_text())["rows_out"] >= 100
-    assert make().run(checkpoint=tmp_path / "kept").rows_out == 400
-    assert pq.read_table(tmp_path / "o.parquet").column("n").to_pylist() == list(range(400))
+    assert make().run(checkpoint=tmp_path / "kept").rows_out == 3000
+    assert pq.read_table(tmp_path / "o.parquet").column("n").to_pylist() == list(range(3000))
 
 
 def test_what_cannot_be_checkpointed_is_refused_with_a_reason(tmp_path: Path) -> None:

@@ -283,3 +283,11 @@ def test_a_batch_that_was_taken_holds_nothing_that_cannot_be_pickled(store: Path
         copy = pickle.loads(pickle.dumps(batch))  # noqa: S301 - our own
     assert copy.labels.tolist() == batch.labels.tolist()
     assert batch._pending_copy is None
+
+
+@pytest.mark.usefixtures("cuda")
+def test_one_number_of_any_stride_is_pinned() -> None:
+    backend = get_backend("torch")
+    for array in (torch.tensor([7]).as_strided((1, 1), (0, 0)), np.array([[7]]), torch.arange(4).reshape(2, 2).T):
+        pinned = backend.pin_memory(array)
+        assert torch.equal(pinned, torch.as_tensor(array))

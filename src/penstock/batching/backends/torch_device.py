@@ -156,12 +156,14 @@ class PinnedMemory:
         """Page-locked copy of a tensor in main memory, itself if it is page-locked; None if there is no room."""
         if self.available and tensor.is_pinned():
             return tensor
-        flat = tensor.detach().contiguous()
+        flat = tensor.detach().contiguous().reshape(-1)
+        if flat.numel() == 1:  # of any stride, and bytes are viewed only at a stride of 1
+            flat = flat.clone(memory_format=self._torch.contiguous_format)
         nbytes = flat.numel() * flat.element_size()
         memory = self.empty(nbytes)
         if memory is None or not nbytes:
             return None
-        as_bytes = flat.reshape(-1).view(self._torch.uint8)
+        as_bytes = flat.view(self._torch.uint8)
         np.copyto(memory.numpy(), as_bytes.numpy())
         return memory.view(tensor.dtype).view(tensor.shape)
 
