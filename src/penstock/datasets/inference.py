@@ -311,7 +311,9 @@ def _columns(files: _Files, taken: set[str | None], formats: Mapping[str, str], 
             kind, why = "text", f"{train_file} has numbers, but {test_file} has codes: {test.values[row].as_py()!r}"
         if files.test is not None and test is None:
             kind, why = "ignore", f"it is not in {test_file}"
-        columns[name] = ColumnSpec(kind=kind, date_format=formats.get(name, "") if kind == "date" else "")
+        written = formats.get(name, "") if kind == "date" else ""
+        columns[name] = ColumnSpec(kind=kind, date_format=written)
+        why += f"; all values have the form {written}" if written else ""
         doubt = notes.get(f"doubts.{name}")
         notes[f"columns.{name}"] = f"{why}; {doubt}" if doubt else why
     for name in files.test_columns:

@@ -189,6 +189,13 @@ def test_folds_in_time_train_on_most_of_the_past_by_default(tmp_path: Path) -> N
     assert TabularDataset(spec, "train", folds=Folds(3, kind="plain")).fold == 0
 
 
+def test_the_format_of_dates_is_given_as_the_reason(tmp_path: Path) -> None:
+    days = [f"{1 + n % 28:02d}/{1 + n // 28:02d}/2019" for n in range(56)]
+    _, spec, notes = infer(write(tmp_path, train={"id": range(56), "day": days, "y": range(56)}), target="y")
+    assert spec.columns["day"].date_format == "%d/%m/%Y"
+    assert "%d/%m/%Y" in notes["columns.day"]
+
+
 # -- metrics ---------------------------------------------------------------------------------------------------------
 
 
