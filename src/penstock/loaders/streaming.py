@@ -24,6 +24,7 @@ from penstock.memory import MemoryBudget, format_bytes, suggest_limit
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import State
 
+_CHUNK_SIZE = 256
 _STATE = StateFormat("stream of samples", "a StreamingPipeline")
 
 
@@ -35,7 +36,7 @@ class StreamingConfig:
     buffer_size: int = 1024
     """Most samples in flight, including those being fetched (three at least, and of files and tables eight). Files are
     read in parts, of which the last may be more."""
-    chunk_size: int = 256
+    chunk_size: int = _CHUNK_SIZE
     """Most samples that travel together. Chunks are smaller if samples are large, if an iterable makes them slowly, or
     if the buffer could not hold one for each worker and two for the loop."""
     num_workers: int = 4
@@ -54,7 +55,7 @@ class StreamingConfig:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ConfigError(f"{name} must be a positive number, got {value!r}")
-        if self.chunk_size > self.buffer_size:
+        if self.chunk_size > self.buffer_size and self.chunk_size != _CHUNK_SIZE:  # the default shrinks
             raise ConfigError(
                 f"chunk_size={self.chunk_size} is larger than buffer_size={self.buffer_size}; make it smaller"
             )

@@ -70,3 +70,10 @@ def test_rows_that_a_transform_drops_or_makes_do_not_stop_the_source() -> None:
 def test_a_number_of_rows_ahead_that_cannot_be_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="rows_ahead"):
         PipelineConfig(**given)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "table"])
+def test_a_small_buffer_needs_no_other_option(tmp_path: Path, kind: str) -> None:
+    with StreamingPipeline(made(tmp_path, kind), buffer_size=64) as pipeline:
+        assert [row["n"] for row, _ in zip(pipeline, range(500))] == list(range(500))
+        assert pipeline.stats()["in_flight"] <= 64 + 64
