@@ -56,8 +56,8 @@ def test_rows_that_are_read_and_not_out_yet_are_not_done(tmp_path: Path) -> None
     extent = Extent.of(source)
     pipeline = Pipeline(source, config=PipelineConfig(workers=1), budget="1 MiB")
     batches = iter(pipeline)
-    next(batches)
-    while pipeline.snapshot()["bytes_in"] < 10_000:
+    delivered = next(batches).num_rows * len('{"a": 1}\n')
+    while pipeline.snapshot()["bytes_in"] < delivered + 1000:
         time.sleep(0.001)  # reads ahead
     snapshot = pipeline.snapshot()
     share = extent.share(snapshot)
