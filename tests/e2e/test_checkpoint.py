@@ -109,18 +109,20 @@ def test_a_failure_keeps_the_progress_and_a_mended_run_goes_on(tmp_path: Path) -
 
 
 def test_stopping_keeps_the_progress(tmp_path: Path) -> None:
-    source = numbers(tmp_path / "in.jsonl", 3000)
-
+    (tmp_path / "in").mkdir()
+    for file in range(30):
+        lines = "".join(json.dumps({"n": number}) + "\n" for number in range(100 * file, 100 * file + 100))
+        (tmp_path / "in" / f"{file:02}.jsonl").write_text(lines)
     stopped = threading.Event()
 
-    def slow(row: dict[str, int]) -> dict[str, int]:
-        if not stopped.is_set():
-            time.sleep(0.001)
+    def held(row: dict[str, int]) -> dict[str, int]:
+        if row["n"] >= 2000:
+            stopped.wait(60)
         return row
 
     def make() -> Pipeline:
         config = PipelineConfig(checkpoint_seconds=100)
-        return Pipeline(JsonlSource(source), [Map(slow)], ParquetSink(tmp_path / "o.parquet"), config, "4 KiB")
+        return Pipeline(JsonlSource(tmp_path / "in"), [Map(held)], ParquetSink(tmp_path / "o.parquet"), config, "4 KiB")
 
     pipeline = make().start(checkpoint=tmp_path / "kept")
     while pipeline.snapshot()["rows_out"] < 100:
