@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -17,72 +14,25 @@ import xxhash
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, DataError, SchemaError
+from penstock.files.content_hash import UnnamedError, content_hash
 from penstock.templates.frames import MixedTypes, as_row, as_table
-
-_PLAIN = (str, bytes, int, float, bool, type(None))
 
 
 def identity(kind: type) -> str:
-    """Name of a class of penstock; for any other class module, name and a digest of its code.
+    """Name of a class of penstock; for any other class module, name and a hash of its content.
 
-    The digest covers the code of its methods, with defaults and closures, and plain attributes, in the class and its
-    bases; it does not cover functions that the methods call.
+    The content is its code and that of its bases, with everything of the user's own that they refer to.
     """
-    if _is_ours(kind):
+    if kind.__module__.partition(".")[0] == __name__.partition(".")[0]:
         return kind.__name__
-    digest = xxhash.xxh3_128()
-    for base in inspect.getmro(kind):
-        digest.update(f"\n{base.__module__}.{base.__qualname__}".encode())
-        if base is not object and not _is_ours(base):
-            for name, value in sorted(vars(base).items()):
-                content = "".join(_content(value))
-                if content and (callable(value) or not name.startswith("__")):
-                    digest.update(f"\n{name} {content}".encode("utf-8", "surrogatepass"))
-    return f"{kind.__module__}.{kind.__qualname__} {digest.hexdigest()}"
-
-
-def _is_ours(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == __name__.partition(".")[0]
-
-
-def _content(value: Any, within: frozenset[int] = frozenset()) -> Iterator[str]:
-    """Content of a value, without addresses or the order of a set; nothing for unknown types."""
-    if isinstance(value, _PLAIN):
-        yield f"{value!r};"
-    elif isinstance(value, (set, frozenset)):
-        yield from ("{", *sorted("".join(_content(item)) for item in value), "}")
-    elif id(value) not in within:  # a function may close over itself
-        parts = _parts(value)
-        if parts is not None:
-            within |= {id(value)}
-            yield from ("[", *(text for part in parts for text in _content(part, within)), "]")
-
-
-def _parts(value: Any) -> Iterable[Any] | None:
-    if isinstance(value, (tuple, list)):
-        return value
-    if isinstance(value, Mapping):
-        return list(value.items())
-    if isinstance(value, CodeType):
-        return value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_consts
-    if isinstance(value, FunctionType):
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        return value.__code__, value.__defaults__, value.__kwdefaults__, cells
-    if isinstance(value, (staticmethod, classmethod)):
-        return (value.__func__,)
-    if isinstance(value, property):
-        return value.fget, value.fset
-    if isinstance(value, functools.cached_property):
-        return (value.func,)
-    return None
-
-
-def _is_filled(cell: Any) -> bool:
     try:
-        _ = cell.cell_contents
-    except ValueError:
-        return False
-    return True
+        content = content_hash(kind)
+    except UnnamedError as error:
+        raise ConfigError(
+            f"{kind.__qualname__} has no content to tell it from other templates ({error}); give it an attribute "
+            "`fingerprint`, a text that changes with its texts"
+        ) from error
+    return f"{kind.__module__}.{kind.__qualname__} {content}"
 
 
 logger = logging.getLogger(__name__)

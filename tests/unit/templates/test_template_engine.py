@@ -28,6 +28,7 @@ from penstock.templates import (
     TextTemplateEngine,
     as_table,
 )
+from penstock.templates.base_template import identity
 
 AGE = SentenceTemplate("ages", "{Name}[ is {Age}].", columns={"Age": ColumnFormat(unit="years")})
 
@@ -270,3 +271,13 @@ def test_names_and_versions_are_texts() -> None:
     engine = TextTemplateEngine([KeyValueTemplate("a", version=1), KeyValueTemplate("a", version=2, between="; ")])
     assert engine.get_template("a", 1).version == "1"
     assert engine.convert_data([{"x": 1, "y": 2}], "a", version=2) == ["x: 1; y: 2"]
+
+
+def test_a_template_that_calls_another_function_has_another_fingerprint() -> None:
+    prints = []
+    for text in ("a", "b", "a"):
+        scope: dict[str, Any] = {"__name__": "users", "BaseTemplate": BaseTemplate}
+        code = f"def said(): return {text!r}\nclass Own(BaseTemplate):\n  def convert_row(self, row): return said()\n"
+        exec(code, scope)
+        prints.append(identity(scope["Own"]))
+    assert prints[0] == prints[2] != prints[1]
