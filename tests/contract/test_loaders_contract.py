@@ -298,6 +298,7 @@ def numbers(loader: Iterable[TrainingBatch]) -> list[int]:
 def test_a_loader_of_four_methods_has_loops_a_length_and_a_lifetime() -> None:
     with Squares(4) as loader:
         assert len(loader) == 4
+        assert loader.num_batches_of_epoch(7) == 4
         assert numbers(loader) == [0, 1, 4, 9]
         loader.reset()
         assert numbers(loader.get_iterator()) == [0, 1, 4, 9]

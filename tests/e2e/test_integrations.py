@@ -83,7 +83,7 @@ def test_the_hugging_face_trainer_counts_the_epochs_of_the_loader(mixed: Make, t
     from penstock.integrations.transformers import LoaderTrainer
 
     with mixed() as loader:
-        counts = [loader.get_num_batches(epoch) for epoch in range(3)]
+        counts = [loader.num_batches_of_epoch(epoch) for epoch in range(3)]
         given = hf_arguments(tmp_path, -1, 2) | {"save_strategy": "epoch", "num_train_epochs": 3}
         trainer = LoaderTrainer(tiny_llama(), transformers.TrainingArguments(**given), train_dataset=loader)
         trainer.train()
@@ -226,7 +226,7 @@ def test_lightning_validates_on_the_whole_of_a_loader_and_refuses_epochs_that_it
     with MixedDataLoader(
         {"text": stores / "text", "chats": stores / "chats"}, {"text": 0.7, "chats": 0.3}, chunk_size=16, batch_size=1
     ) as loader:
-        counts = [loader.get_num_batches(epoch) for epoch in range(3)]
+        counts = [loader.num_batches_of_epoch(epoch) for epoch in range(3)]
         assert len(set(counts)) > 1
         trainer = pl.Trainer(max_epochs=3, enable_checkpointing=False, **quiet)
         with pytest.raises(ConfigError, match=f"max_steps={sum(counts)}"):

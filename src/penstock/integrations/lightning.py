@@ -71,7 +71,7 @@ class LoaderDataModule(_lightning().LightningDataModule):  # type: ignore[misc]
         if trainer.max_steps != -1 or epochs in (None, -1) or not isinstance(loader, DataLoader):
             return
         try:
-            counts = [loader.get_num_batches(epoch) for epoch in range(epochs)]
+            counts = [loader.num_batches_of_epoch(epoch) for epoch in range(epochs)]
         except TypeError:
             return  # a stream: Lightning reads it to its end
         if len(set(counts)) > 1:

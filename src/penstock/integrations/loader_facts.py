@@ -13,7 +13,7 @@ def count_batches(loader: DataLoader, epochs: float, remedy: str) -> int:
     """Batches of the first epochs, of which the last may be a fraction; epochs may differ in length."""
     whole = math.floor(epochs)
     try:
-        counts = [loader.get_num_batches(epoch) for epoch in range(math.ceil(epochs))]
+        counts = [loader.num_batches_of_epoch(epoch) for epoch in range(math.ceil(epochs))]
     except TypeError as error:
         raise ConfigError(f"the batches of {epochs:g} epochs cannot be counted ({error}); {remedy}") from error
     return sum(counts[:whole]) + sum(math.ceil(count * (epochs - whole)) for count in counts[whole:])

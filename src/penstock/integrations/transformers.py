@@ -84,7 +84,7 @@ class LoaderState(transformers.TrainerCallback, _callbacks.ExportableState):  # 
             return otherwise
         try:
             while len(self._counts) <= epoch:
-                self._counts.append(loader.get_num_batches(len(self._counts)))
+                self._counts.append(loader.num_batches_of_epoch(len(self._counts)))
         except TypeError:
             return otherwise
         done = batches - sum(self._counts[:epoch])

@@ -140,10 +140,17 @@ class DataLoader:
         self._end_prefetch()
         return self._iterate(self._loops)
 
-    def get_num_batches(self, epoch: int | None = None) -> int:
-        """Number of batches of this epoch, or of another. With packing, plans the whole epoch on lengths, once."""
+    def get_num_batches(self) -> int:
+        """Number of batches of this epoch. With packing, plans the whole epoch on lengths, once."""
         self._check_ready()
-        return self._engine.count(self.epoch if epoch is None else _integer(epoch, least=0))
+        return self._engine.count(self.epoch)
+
+    def num_batches_of_epoch(self, epoch: int) -> int:
+        """Number of batches of any epoch; a subclass that counts its batches itself has as many in every one."""
+        if type(self).get_num_batches is not DataLoader.get_num_batches:
+            return self.get_num_batches()
+        self._check_ready()
+        return self._engine.count(_integer(epoch, least=0))
 
     def reset(self) -> None:
         """Go back to the first step of the first epoch."""
