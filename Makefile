@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: demo test quick chaos lint format bench fuzz clean
+.PHONY: demo services test quick chaos lint format bench fuzz clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -23,6 +23,10 @@ quick: $(VENV)/.dev
 # kill -9 on everything, with counts: `make chaos SUBJECT=queue KILLS=100`; engine, store, queue, loaders or rollouts.
 chaos: $(VENV)/.dev
 	$(BIN)/python tests/e2e/chaos.py --subject $(or $(SUBJECT),all) --kills $(or $(KILLS),1000)
+
+# S3, PostgreSQL, Redis and NATS on loopback, to try things with; prints their addresses, Ctrl-C ends them.
+services: $(VENV)/.dev
+	$(BIN)/python tests/servers.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import gc
 import os
+import secrets
 import signal
 import sys
 import tempfile
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from tests.servers import NatsServer, PostgresServer, RedisServer, S3Server, Server, missing
 
 # No deadlines: the first example may compile a kernel, and other work may share the machine.
 settings.register_profile("default", deadline=None)
@@ -49,3 +51,41 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+def _running(kind: type[Server]) -> Iterator[Server]:
+    if reason := missing(*kind.packages):
+        pytest.skip(reason)
+    with kind() as server:
+        yield server
+
+
+# One of each for all tests of a process, each of which takes names of its own; a test that kills a server starts it.
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[Server]:
+    yield from _running(S3Server)
+
+
+@pytest.fixture
+def s3_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Prefix of a test's own in the bucket; clients find the server by the environment."""
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    return f"{s3.url}/{secrets.token_hex(6)}"
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    yield from _running(PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Server]:
+    yield from _running(RedisServer)
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[Server]:
+    yield from _running(NatsServer)
