@@ -21,7 +21,7 @@ from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, as_paths, list_files
+from penstock.files.listing import PathLike, list_files
 from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
@@ -86,7 +86,7 @@ def open_inputs(
     Of several processes that need the same store, one makes it and the others wait. Stores of preferences are refused
     unless `preference` is set.
     """
-    paths = paths if isinstance(paths, Store) else as_paths(paths) or as_input(paths)  # once: it may be an iterator
+    paths = paths if isinstance(paths, Store) else as_input(paths)  # once: it may be an iterator
     stores = _stores(paths, options.verify)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)

@@ -7,6 +7,8 @@ batch = source.next_batch(1024)                 # None at the end
 from penstock.sources.by_suffix import open_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
+from penstock.sources.delta import DeltaSource
+from penstock.sources.iceberg import IcebergSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.store import StoreSource
@@ -15,6 +17,8 @@ from penstock.sources.text import TextSource
 __all__ = [
     "ArrowSource",
     "CsvSource",
+    "DeltaSource",
+    "IcebergSource",
     "IteratorSource",
     "JsonSource",
     "JsonlSource",
