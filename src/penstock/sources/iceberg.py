@@ -84,7 +84,8 @@ class IcebergSource(LakeSource):
             ) from error
         except FileNotFoundError as error:
             raise DataError(
-                f"snapshot {found.snapshot_id} of {self._where} needs a manifest that is gone ({error}); read a later one",
+                f"snapshot {found.snapshot_id} of {self._where} needs a manifest that is gone ({error}); read a later "
+                "one",
                 file=shown(self.location),
             ) from error
         return Snapshot(

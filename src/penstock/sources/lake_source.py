@@ -1,4 +1,4 @@
-"""Base of the sources of lake tables: the data files of one version of a table, without the rows that it has deleted."""
+"""Base of the sources of lake tables: data files of one version of a table, without the rows that it has deleted."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class RowFilter:
     def __init__(self, given: Sequence[Sequence[Any]]) -> None:
         if isinstance(given, str) or not given or any(isinstance(term, str) or len(term) != 3 for term in given):
             raise ConfigError(
-                f"filter must be a list of (column, operator, value), such as [('year', '>=', 2024)]; got {given!r:.200}"
+                f"filter must be a list of (column, operator, value), such as [('year', '>', 2023)]; got {given!r:.200}"
             )
         self.terms: list[FilterTerm] = [(str(name), "=" if op == "==" else op, value) for name, op, value in given]
         for name, op, value in self.terms:
@@ -364,8 +364,8 @@ class LakeSource(ParquetSource):
             names = snapshot.names.get(number, ())
         else:
             raise SchemaError(
-                f"a file of {self._where} has no column ids, and the table no mapping of names, so its columns cannot be "
-                "told; add the property schema.name-mapping.default to the table"
+                f"a file of {self._where} has no column ids, and the table no mapping of names, so its columns cannot "
+                "be told; add the property schema.name-mapping.default to the table"
             )
         return next((index for index, each in enumerate(there) if each.name in names), None)
 
