@@ -202,6 +202,14 @@ class Bucket:
         self.url, self._store = url, store
         self._make_patient, self._patient_store = patient, None
 
+    @property
+    def options(self) -> dict[str, str]:
+        """Options by which other clients reach the bucket, credentials among them: not for messages or states."""
+        options = {str(name): str(value) for name, value in self._store.config.items() if name != "bucket"}
+        if str((self._store.client_options or {}).get("allow_http")).lower() == "true":
+            options["allow_http"] = "true"
+        return options
+
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
 
