@@ -348,9 +348,7 @@ class DeltaSink(Sink):
         if settings.get("delta.enableChangeDataFeed", "false").lower() == "true" and self._mode == "overwrite":
             unknown.append("changeDataFeed")
         text = table.schema().to_json()
-        unknown += [
-            name for name in ("delta.invariants", "delta.generationExpression", "delta.identity") if name in text
-        ]
+        unknown += [name for name in _COLUMN_RULES if name in text]
         if unknown:
             raise ConfigError(
                 f"{where} has {unknown[0]!r}, which this sink does not keep; write to another table, and add its rows "
