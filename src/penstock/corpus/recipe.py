@@ -46,6 +46,7 @@ from penstock.sources import (
     JsonlSource,
     MemorySource,
     ParquetSource,
+    SqlSource,
     open_source,
 )
 from penstock.sources.by_suffix import SourceFiles, find_source
@@ -394,6 +395,8 @@ class OpenedRecipe:
         if isinstance(source, ParquetSource) and not recipe.is_chat(source.names):
             wanted = recipe.wanted_columns(source.names)
             return ParquetSource(source.files, columns=wanted, allow_empty=recipe.allow_empty), None
+        if isinstance(source, SqlSource) and not recipe.is_chat(source.schema.names):
+            return source.only(recipe.wanted_columns(source.schema.names)), None
         if not isinstance(source, JsonlSource):
             return _without_conflicts(source, recipe), None
         names, text = source.first_columns(), recipe.text_column

@@ -26,7 +26,7 @@ from penstock.files.checksums import (
     hash_segments,
 )
 from penstock.files.compression import open_output
-from penstock.files.listing import PathLike, split_suffix
+from penstock.files.listing import PathLike, is_database, split_suffix
 from penstock.files.parquet_footer import MAGIC, join_footers, split_file
 from penstock.memory.budget import column_bytes, parse_bytes
 from penstock.pipeline.cores import available_cores
@@ -35,6 +35,7 @@ from penstock.pipeline.prefetch import Background
 from penstock.pipeline.stages import Sink
 from penstock.plugins import formats
 from penstock.sinks.file_sink import FileSink, Writer
+from penstock.sinks.sql import SqlSink
 from penstock.types import to_rows
 
 _MOST_GROUPS = 8
@@ -488,7 +489,9 @@ _BUILT_IN: dict[str, Any] = {
 
 
 def open_sink(path: PathLike, **options: Any) -> Sink:
-    """The sink that writes files with this path's suffix."""
+    """The sink that writes files with this path's suffix; of the URL of a database (`?table=`), a `SqlSink`."""
+    if is_database(path):
+        return SqlSink(path, **options)  # type: ignore[arg-type]
     suffix = split_suffix(path)[0]
     makers = _BUILT_IN if suffix in _BUILT_IN else _with_plugins()
     if suffix not in makers:

@@ -1,4 +1,4 @@
-"""Sources of batches: files of the usual formats, data in memory, iterators.
+"""Sources of batches: files of the usual formats, databases, data in memory, iterators.
 
 source = open_source("corpus/*.jsonl.zst")      # by suffix; or JsonlSource(...), ParquetSource(...), ...
 batch = source.next_batch(1024)                 # None at the end
@@ -10,6 +10,7 @@ from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.memory import IteratorSource, MemorySource
+from penstock.sources.sql import SqlSource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 
@@ -22,6 +23,7 @@ __all__ = [
     "JsonlSource",
     "MemorySource",
     "ParquetSource",
+    "SqlSource",
     "StoreSource",
     "TextSource",
     "open_source",
