@@ -23,6 +23,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
+from pyiceberg.catalog import load_catalog
 
 from penstock.connections.sql import Database
 from penstock.errors import ConfigError, StoppedError
@@ -32,6 +34,8 @@ from penstock.sources import (
     ArrowSource,
     AsyncIteratorSource,
     CsvSource,
+    DeltaSource,
+    IcebergSource,
     IteratorSource,
     JsonlSource,
     JsonSource,
@@ -305,6 +309,43 @@ def database_rows(url: str, **options: Any) -> SourceCase:
     )
 
 
+def delta(home: Path) -> SourceCase:
+    write_deltalake(home / "t", pa.Table.from_pylist(NESTED[:HALF]))
+    write_deltalake(home / "t", pa.Table.from_pylist(NESTED[HALF:]), mode="append")
+    first, second = DeltaSource(home / "t").files
+
+    def bad() -> tuple[Source, str, int]:
+        write_deltalake(home / "bad", pa.Table.from_pylist(FLAT))
+        source = DeltaSource(home / "bad")
+        source.files[0].write_bytes(source.files[0].read_bytes()[:-9])
+        return source, str(source.files[0]), 0
+
+    rows = [*pq.read_table(first).to_pylist(), *pq.read_table(second).to_pylist()]  # of one millisecond: by name
+    return SourceCase(lambda: DeltaSource(home / "t"), rows, places_in(first, second), bad)
+
+
+def delta_filtered(home: Path) -> SourceCase:
+    write_deltalake(home / "t", pa.Table.from_pylist(NESTED))
+    (file,) = DeltaSource(home / "t").files
+    kept = [i for i, row in enumerate(NESTED) if i % 7]
+    return SourceCase(
+        lambda: DeltaSource(home / "t", filter=[("score", ">=", 0)]),
+        [NESTED[i] for i in kept],
+        [(str(file), i) for i in kept],
+    )
+
+
+def iceberg(home: Path) -> SourceCase:
+    table = pa.Table.from_pylist(NESTED)
+    catalog = load_catalog("test", type="sql", uri=f"sqlite:///{home}/catalog.db", warehouse=f"file://{home}")
+    catalog.create_namespace("ns")
+    made = catalog.create_table("ns.t", schema=table.schema)
+    made.append(table)
+    catalog.engine.dispose()
+    (file,) = IcebergSource(home / "ns" / "t").files
+    return SourceCase(lambda: IcebergSource(home / "ns" / "t"), NESTED, [(str(file), i) for i in range(COUNT)])
+
+
 SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "JSON lines": jsonl,
     "JSON lines, gzip": jsonl_gzip,
@@ -326,6 +367,9 @@ SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "store": store,
     "SQLite": lambda home: database_rows(f"sqlite:///{home}/a.db"),
     "DuckDB": lambda home: database_rows(f"duckdb:///{home}/a.db"),
+    "Delta table": delta,
+    "Delta table, filtered": delta_filtered,
+    "Iceberg table": iceberg,
 }
 SERVED_SOURCES: dict[str, Callable[[Any], SourceCase]] = {
     "PostgreSQL": lambda server: database_rows(server.url, batch_bytes=1000),
@@ -343,6 +387,7 @@ WITH_BAD_INPUT = [
     "iterator, rows",
     "async iterator, rows",
     "store",
+    "Delta table",
 ]
 
 
@@ -367,7 +412,7 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
-    return files | {MemorySource, IteratorSource, AsyncIteratorSource, SqlSource}
+    return files | {MemorySource, IteratorSource, AsyncIteratorSource, SqlSource, DeltaSource, IcebergSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------

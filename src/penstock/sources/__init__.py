@@ -8,6 +8,8 @@ from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.by_suffix import open_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
+from penstock.sources.delta import DeltaSource
+from penstock.sources.iceberg import IcebergSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.sql import SqlSource
@@ -18,6 +20,8 @@ __all__ = [
     "ArrowSource",
     "AsyncIteratorSource",
     "CsvSource",
+    "DeltaSource",
+    "IcebergSource",
     "IteratorSource",
     "JsonSource",
     "JsonlSource",

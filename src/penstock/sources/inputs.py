@@ -18,6 +18,7 @@ from penstock.files.checksums import FileFingerprint, fingerprint_files
 from penstock.files.listing import PathLike, as_paths, is_database
 from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.lakes import lake_among
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.sql import SqlSource
@@ -39,13 +40,13 @@ _EXPECTED = (
 
 
 def as_input(data: Input) -> list[PathLike] | Any:
-    """Paths as a list, and anything else as a source of its rows. Neither files nor rows are opened.
+    """Paths as a list, and a table of a lake or anything else as a source. Neither files nor rows are opened.
 
     Tables, frames and datasets are read where they are. An iterator, a reader of record batches, and an
     `IterableDataset` are read row by row, from the beginning each time.
     """
     if (paths := as_paths(data)) is not None:
-        return paths
+        return lake_among(paths) or paths
     if is_database(data):
         return SqlSource(data)
     if hasattr(data, "next_batch"):
