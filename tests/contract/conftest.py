@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import csv
 import gzip
@@ -10,7 +11,7 @@ import json
 import os
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from penstock.pipeline import Sink, Source
 from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink, StoreSink
 from penstock.sources import (
     ArrowSource,
+    AsyncIteratorSource,
     CsvSource,
     IteratorSource,
     JsonlSource,
@@ -244,6 +246,29 @@ def iterator_batches(home: Path) -> SourceCase:
     return SourceCase(lambda: IteratorSource(batches), NESTED, [("<iterator>", i) for i in range(COUNT)])
 
 
+def async_rows(home: Path) -> SourceCase:
+    def source(rows: list[Row]) -> Source:
+        async def awaited() -> AsyncIterator[Row]:
+            for row in rows:
+                await asyncio.sleep(0)
+                yield row
+
+        return AsyncIteratorSource(awaited)
+
+    def bad() -> tuple[Source, str, int]:
+        return source([{"a": i} for i in range(300)] + [{"a": "x"}]), "<iterator>", 300
+
+    return SourceCase(lambda: source(NESTED), NESTED, [("<iterator>", i) for i in range(COUNT)], bad)
+
+
+def async_batches(home: Path) -> SourceCase:
+    async def batches() -> AsyncIterator[pa.RecordBatch]:
+        for batch in pa.Table.from_pylist(NESTED).to_batches(max_chunksize=7):
+            yield batch
+
+    return SourceCase(lambda: AsyncIteratorSource(batches), NESTED, [("<iterator>", i) for i in range(COUNT)])
+
+
 def write_store(path: Path, rows: list[Row]) -> Manifest:
     with StoreWriter(path, tokens=None, shard_bytes=700) as writer:
         for row in rows:
@@ -280,6 +305,8 @@ SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "memory, arrays": memory_arrays,
     "iterator, rows": iterator_rows,
     "iterator, batches": iterator_batches,
+    "async iterator, rows": async_rows,
+    "async iterator, batches": async_batches,
     "store": store,
 }
 
@@ -292,6 +319,7 @@ WITH_BAD_INPUT = [
     "Arrow",
     "text, by line",
     "iterator, rows",
+    "async iterator, rows",
     "store",
 ]
 
@@ -316,7 +344,7 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
-    return files | {MemorySource, IteratorSource}
+    return files | {MemorySource, IteratorSource, AsyncIteratorSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ source = open_source("corpus/*.jsonl.zst")      # by suffix; or JsonlSource(...)
 batch = source.next_batch(1024)                 # None at the end
 """
 
+from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.by_suffix import open_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
@@ -17,6 +18,7 @@ from penstock.sources.text import TextSource
 
 __all__ = [
     "ArrowSource",
+    "AsyncIteratorSource",
     "CsvSource",
     "IteratorSource",
     "JsonSource",

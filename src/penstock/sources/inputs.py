@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,6 +16,7 @@ import xxhash
 from penstock.errors import ConfigError
 from penstock.files.checksums import FileFingerprint, fingerprint_files
 from penstock.files.listing import PathLike, as_paths
+from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
@@ -62,6 +64,8 @@ def as_input(data: Input) -> list[PathLike] | Any:
         return MemorySource(data)
     if isinstance(data, (list, tuple)):
         return _of_list(list(data))
+    if isinstance(data, AsyncIterable) or inspect.isasyncgenfunction(data):
+        return AsyncIteratorSource(data)
     if callable(data) and not isinstance(data, Iterable):
         return IteratorSource(data)
     if isinstance(data, Iterator):
