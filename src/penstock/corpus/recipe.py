@@ -45,6 +45,7 @@ from penstock.sources import (
     JsonlSource,
     MemorySource,
     ParquetSource,
+    SqlSource,
     open_source,
 )
 from penstock.sources.by_suffix import SourceFiles, find_source
@@ -396,6 +397,8 @@ class OpenedRecipe:
         if isinstance(source, ParquetSource) and not recipe.is_chat(source.names):
             wanted = recipe.wanted_columns(source.names)
             return source.with_columns(wanted, allow_empty=recipe.allow_empty), None
+        if isinstance(source, SqlSource) and not recipe.is_chat(source.schema.names):
+            return source.only(recipe.wanted_columns(source.schema.names)), None
         if not isinstance(source, JsonlSource):
             return _without_conflicts(source, recipe), None
         names, text = source.first_columns(), recipe.text_column

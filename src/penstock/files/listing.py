@@ -71,12 +71,26 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
     return FoundFiles.joined(groups)
 
 
+DATABASE_SCHEMES = frozenset(
+    {"postgresql", "postgres", "sqlite", "duckdb", "snowflake", "bigquery", "grpc", "grpc+tls", "grpc+tcp"}
+)
+
+
+def is_database(data: Any) -> bool:
+    """True for the URL of a database, which is not a path."""
+    return isinstance(data, str) and data.partition("://")[0].lower() in DATABASE_SCHEMES and "://" in data
+
+
 def as_paths(data: Any) -> list[PathLike] | None:
-    """One path, or a list of paths, as a list; None for anything else."""
+    """One path, or a list of paths, as a list; None for anything else, such as the URL of a database."""
+    if is_database(data):
+        return None
     if isinstance(data, (str, os.PathLike)):
         data = [data]
     if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
         for item in data:
+            if is_database(item):
+                raise ConfigError(f"{str(item).partition('://')[0]}:// is a database, and a database is opened alone")
             _refuse_text(str(item))
         return data if isinstance(data, list) else [*data]
     return None
