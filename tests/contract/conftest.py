@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import threading
 import zlib
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from foreign_tokens import FILES, write_megatron, written_row
 from penstock.errors import StoppedError
 from penstock.pipeline import Sink, Source
 from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink, StoreSink
@@ -30,10 +32,13 @@ from penstock.sources import (
     IteratorSource,
     JsonlSource,
     JsonSource,
+    MdsSource,
     MemorySource,
     ParquetSource,
     StoreSource,
     TextSource,
+    TokenFileSource,
+    WebDatasetSource,
     open_source,
 )
 from penstock.store import Manifest, StoreWriter
@@ -264,6 +269,43 @@ def store(home: Path) -> SourceCase:
     return SourceCase(lambda: StoreSource(home / "a.store"), NESTED, places, bad)
 
 
+def mds(home: Path) -> SourceCase:
+    folder, rows = FILES / "mds/tokens", [{"tokens": written_row(row), "uid": row} for row in range(20)]
+    places = [(str(folder / "shard.00000.mds"), row) for row in range(12)]
+    places += [(str(folder / "shard.00001.mds"), row) for row in range(8)]
+
+    def bad() -> tuple[Source, str, int]:
+        shutil.copytree(folder, home / "bad")
+        path = home / "bad/shard.00001.mds"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        return MdsSource(home / "bad"), str(path), 0
+
+    return SourceCase(lambda: MdsSource(folder), rows, places, bad)
+
+
+def webdataset(home: Path) -> SourceCase:
+    first, second = (FILES / f"webdataset/tokens-00000{number}.tar" for number in range(2))
+    rows = [{"__key__": f"row{n:04d}", "json": f'{{"row": {n}}}', "tokens.npy": written_row(n)} for n in range(10)]
+
+    def bad() -> tuple[Source, str, int]:
+        path = home / "bad.tar"
+        path.write_bytes(second.read_bytes()[: 3 * 4096])  # the third sample is whole, but nothing says so
+        return WebDatasetSource([first, path]), str(path), 2
+
+    return SourceCase(lambda: WebDatasetSource([first, second]), rows, places_in(first, second, 5), bad)
+
+
+def token_file(home: Path) -> SourceCase:
+    path, rows = FILES / "megatron/docs", [{"input_ids": written_row(row)} for row in range(20)]
+    places = [(str(path.with_suffix(".bin")), row) for row in range(20)]
+
+    def bad() -> tuple[Source, str, int]:
+        write_megatron(home / "bad", [[-4, 1], [3]], "int32")
+        return TokenFileSource(home / "bad"), str(home / "bad.bin"), 0
+
+    return SourceCase(lambda: TokenFileSource(path), rows, places, bad)
+
+
 SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "JSON lines": jsonl,
     "JSON lines, gzip": jsonl_gzip,
@@ -281,6 +323,9 @@ SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "iterator, rows": iterator_rows,
     "iterator, batches": iterator_batches,
     "store": store,
+    "MDS": mds,
+    "WebDataset": webdataset,
+    "Megatron": token_file,
 }
 
 WITH_BAD_INPUT = [
@@ -293,6 +338,9 @@ WITH_BAD_INPUT = [
     "text, by line",
     "iterator, rows",
     "store",
+    "MDS",
+    "WebDataset",
+    "Megatron",
 ]
 
 
@@ -316,7 +364,7 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
-    return files | {MemorySource, IteratorSource}
+    return files | {MemorySource, IteratorSource, MdsSource, WebDatasetSource, TokenFileSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------

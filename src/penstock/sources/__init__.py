@@ -8,9 +8,12 @@ from penstock.sources.by_suffix import open_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.mds import MdsSource
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
+from penstock.sources.token_files import TokenFileSource
+from penstock.sources.webdataset import WebDatasetSource
 
 __all__ = [
     "ArrowSource",
@@ -18,9 +21,12 @@ __all__ = [
     "IteratorSource",
     "JsonSource",
     "JsonlSource",
+    "MdsSource",
     "MemorySource",
     "ParquetSource",
     "StoreSource",
     "TextSource",
+    "TokenFileSource",
+    "WebDatasetSource",
     "open_source",
 ]
