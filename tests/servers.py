@@ -419,6 +419,9 @@ class Proxy:
             await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
             up.cancel()
             await asyncio.gather(up, down, return_exceptions=True)
+        except asyncio.CancelledError:  # the proxy is being closed; asyncio would report the task as failed
+            up.cancel()
+            down.cancel()
         finally:
             for one in pair:
                 self._open.discard(one)

@@ -28,8 +28,8 @@ from penstock.sinks.mds import MdsSink
 from penstock.sinks.megatron import MegatronSink
 from penstock.sources import StoreSource, TokenFileSource, open_source
 from penstock.sources.file_source import FileSource
+from penstock.sources.foreign.mds_index import is_mds, read_index
 from penstock.sources.inputs import Input, as_input, fingerprints_of
-from penstock.sources.mds_index import is_mds, read_index
 from penstock.sources.memory import MemorySource
 from penstock.store import Lineage, is_complete
 from penstock.store.foreign.base import ForeignOptions

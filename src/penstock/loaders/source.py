@@ -91,7 +91,8 @@ def open_inputs(
     """
     if not isinstance(paths, Store):
         # Once: it may be an iterator.
-        paths = as_paths(paths) or dataset_store(paths, alone=recipe is not None) or as_input(paths)
+        saved = None if as_paths(paths) else dataset_store(paths, alone=recipe is not None)
+        paths = saved or as_input(paths)
     stores = _stores(paths, options.verify, alone=recipe is not None)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)

@@ -19,7 +19,7 @@ from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.sources.file_source import FileSource, check_columns, project
-from penstock.sources.mds_index import INDEX, MdsShard, is_mds, mds_files, read_index
+from penstock.sources.foreign.mds_index import INDEX, MdsShard, is_mds, mds_files, read_index
 
 Ints = npt.NDArray[np.int64]
 _BATCH_BYTES, _MOST_COUNT = 1 << 20, 1 << 32

@@ -1,0 +1,165 @@
+"""Object stores: ranges, conditions, whole uploads, answers that are cut off, and errors that name the object."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
+
+from penstock.errors import ConfigError
+from penstock.files import objects
+from penstock.files.objects import ChangedObjectError, ObjectExistsError, is_object_url, open_bucket
+
+
+def test_urls_of_object_stores_are_known_by_their_scheme() -> None:
+    assert all(map(is_object_url, ("s3://b/k", "gs://b", "az://c/k", "abfss://c@a.dfs.core.windows.net/k")))
+    assert not any(map(is_object_url, ("/s3/b", "s3:/b", "https://x/y", "zip://a::s3://b/c", "hf://datasets/x")))
+    with pytest.raises(ConfigError, match="name of a bucket"):
+        open_bucket("s3:///key")
+    with pytest.raises(ConfigError, match="expected s3://"):
+        open_bucket("https://x/y")
+
+
+def test_objects_are_written_read_by_ranges_listed_and_deleted(s3_url: str) -> None:
+    bucket, prefix = open_bucket(s3_url)
+    data = bytes(range(256)) * 64
+    for name in ("b", "a/x", "a/y"):
+        bucket.write(f"{prefix}/{name}", data)
+    assert bytes(bucket.read(f"{prefix}/b")) == data
+    assert bytes(bucket.read(f"{prefix}/b", 10, 20)) == data[10:20]
+    assert bytes(bucket.read(f"{prefix}/b", len(data) - 3)) == data[-3:]
+    assert bytes(bucket.read(f"{prefix}/b", 7, 7)) == b""
+    ranges = [(0, 5), (9, 9), (5000, 5010), (16000, 16384)]
+    assert [bytes(part) for part in bucket.read_ranges(f"{prefix}/b", ranges)] == [data[a:b] for a, b in ranges]
+    assert [info.key for info in bucket.objects(prefix)] == [f"{prefix}/{name}" for name in ("a/x", "a/y", "b")]
+    folders, found = bucket.list_folder(prefix)
+    assert folders == ["a"]
+    assert [info.size for info in found] == [len(data)]
+    bucket.delete(f"{prefix}/b")
+    bucket.delete(f"{prefix}/b")
+    assert bucket.info(f"{prefix}/b") is None
+    with pytest.raises(FileNotFoundError, match=f"no such object: '{s3_url}/b'"):
+        bucket.read(f"{prefix}/b")
+
+
+def test_an_object_that_changed_is_refused(s3_url: str) -> None:
+    bucket, key = open_bucket(f"{s3_url}/k")
+    bucket.write(key, b"first")
+    before = bucket.info(key)
+    assert before is not None
+    bucket.write(key, b"other")
+    with pytest.raises(ChangedObjectError, match="replaced by another object"):
+        bucket.read(key, 0, 3, etag=before.etag)
+    with pytest.raises(ChangedObjectError, match="replaced by another object"):
+        bucket.read_ranges(key, [(0, 3)], etag=before.etag)
+    bucket.delete(key)
+    with pytest.raises(ChangedObjectError, match="deleted"):
+        bucket.read(key, 0, 3, etag=before.etag)
+
+
+def test_conditional_writes_see_other_writers(s3_url: str) -> None:
+    bucket, key = open_bucket(f"{s3_url}/lock")
+    tag = bucket.write(key, b"1", create=True)
+    with pytest.raises(ObjectExistsError, match="another writer"):
+        bucket.write(key, b"2", create=True)
+    bucket.write(key, b"2", replaced=tag)
+    with pytest.raises(ObjectExistsError, match="another writer"):
+        bucket.write(key, b"3", replaced=tag)
+    assert bytes(bucket.read(key)) == b"2"
+
+
+@pytest.mark.parametrize("size", [0, 10, 9 << 20, 20 << 20])
+def test_an_upload_appears_whole_or_not_at_all(s3_url: str, size: int) -> None:
+    bucket, key = open_bucket(f"{s3_url}/up")
+    data = bytes(bytearray(range(251)) * (size // 251 + 1))[:size]
+    given_up = bucket.writer(key)
+    given_up.write(data)
+    given_up.abort()
+    assert bucket.info(key) is None
+    with bucket.writer(key) as writer:
+        for start in range(0, size, 1 << 20):
+            writer.write(data[start : start + (1 << 20)])
+        assert bucket.info(key) is None
+    assert bytes(bucket.read(key)) == data
+
+
+def test_answers_that_are_cut_off_are_asked_for_again(
+    s3: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = bytes(bytearray(range(251)) * 4000)
+    bucket, key = open_bucket(f"{s3_url}/k")
+    bucket.write(key, data)
+    with Proxy(s3.port, reset_after=len(data) // 2) as proxy:
+        proxy.resets = 3
+        for name, value in environment_of(proxy.endpoint).items():
+            monkeypatch.setenv(name, value)
+        slow, key = open_bucket(f"{s3_url}/k")
+        assert bytes(slow.read(key)) == data
+        assert proxy.resets_done == 3
+        proxy.resets, proxy.resets_done = 2, 0
+        upload = bucket.url_of(f"{key}2")
+        with open_bucket(upload)[0].writer(f"{key}2") as writer:
+            for _ in range(12):
+                writer.write(data)
+        assert bytes(bucket.read(f"{key}2")) == data * 12
+
+
+def test_a_server_that_is_down_for_a_moment_is_waited_for() -> None:
+    with S3Server() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        bucket, key = open_bucket(f"{server.url}/k")
+        bucket.write(key, b"water")
+        server.kill()
+        threading.Timer(0.5, server.start).start()
+        assert bytes(bucket.read(key)) == b"water"
+        server.kill()
+        patch.setattr(objects, "RETRY_SECONDS", 0.3)
+        with pytest.raises(ConnectionError, match=r"'s3://pen/k': no whole answer within 0.3 s"):
+            bucket.read(key)
+
+
+def test_wrong_credentials_and_missing_buckets_are_named_without_the_secret(
+    s3: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    with pytest.raises(FileNotFoundError, match="no such bucket: 's3://absent'"):
+        open_bucket("s3://absent/k")[0].read("k")
+    with pytest.raises(FileNotFoundError, match="no such bucket: 's3://absent'"):
+        list(open_bucket("s3://absent/k")[0].objects("k"))
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET_KEY}-wrong")
+    started = time.monotonic()
+    bucket, key = open_bucket(f"{s3_url}/k")
+    with pytest.raises(PermissionError, match="with these credentials: SignatureDoesNotMatch") as caught:
+        bucket.read(key)
+    assert time.monotonic() - started < objects.RETRY_SECONDS
+    assert SECRET_KEY not in str(caught.value) + caplog.text + repr(bucket)
+
+
+def test_credentials_come_from_profiles_and_urls_too(
+    s3: S3Server, s3_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    bucket, key = open_bucket(f"{s3_url}/k")
+    bucket.write(key, b"water")
+    settings = s3.environment
+    for name in settings:
+        monkeypatch.delenv(name)
+    (tmp_path / "credentials").write_text(
+        f"[work]\naws_access_key_id={settings['AWS_ACCESS_KEY_ID']}\naws_secret_access_key={SECRET_KEY}\n"
+    )
+    (tmp_path / "config").write_text(f"[profile work]\nregion=us-east-1\nendpoint_url={s3.endpoint}\n")
+    monkeypatch.setenv("AWS_PROFILE", "work")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    bucket, key = open_bucket(f"{s3_url}/k")
+    assert bytes(bucket.read(key)) == b"water"
+    monkeypatch.setenv("AWS_PROFILE", "other")
+    login = f"{settings['AWS_ACCESS_KEY_ID']}:{SECRET_KEY}@"
+    host = f"endpoint_override=127.0.0.1:{s3.port}&scheme=http&region=us-east-1"
+    bucket, key = open_bucket(f"{s3_url.replace('s3://', f's3://{login}')}/k?{host}")
+    assert bytes(bucket.read(key)) == b"water"
+    assert SECRET_KEY not in repr(bucket) + bucket.url_of(key)
