@@ -97,6 +97,8 @@ def open_inputs(
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
     if stores is None:
+        stores = _converted(paths, recipe, options)
+    if stores is None:
         if recipe is None:
             if not isinstance(paths, list):
                 raise ConfigError(f"{shown_input(paths)} holds raw rows, which need a tokenizer; pass tokenizer=")
@@ -119,6 +121,24 @@ def open_inputs(
     return Inputs(table, tokenizer, owned=not isinstance(paths, Store))
 
 
+def _converted(data: Any, recipe: Recipe | None, options: Options) -> list[Store] | None:
+    """Store made of rows that are tokens already, but cannot be read in place; None if they are texts."""
+    from penstock.corpus.convert import convert_cached, token_rows  # imported only for what is no store
+
+    if isinstance(data, list):
+        list_files(data)  # reports a missing path
+    rows = token_rows(data, alone=recipe is not None)
+    if rows is None:
+        return None
+    from penstock.observe import pipeline_progress
+    from penstock.transforms.token_columns import SelectTokens
+
+    home = (options.cache or default_cache_directory()) / "stores"
+    progress = pipeline_progress if options.progress else None
+    made = convert_cached(rows, SelectTokens(), home, budget=options.memory, progress=progress)
+    return [open_store(made, verify=options.verify)]
+
+
 def build_recipe(tokenizer: TokenizerSpec | None, options: Options, **given: Any) -> Recipe | None:
     """Recipe for raw files with the options of a loader; None without a tokenizer, if no option needs one."""
     if tokenizer is None:
@@ -139,7 +159,7 @@ def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
 
 def stores_at(paths: Paths) -> list[Store]:
     """Stores at these paths; none if they are raw files."""
-    return _stores(paths if isinstance(paths, Store) else as_input(paths), "fast") or []
+    return _stores(paths if isinstance(paths, Store) else as_input(paths), "fast", alone=True) or []
 
 
 def dataset_store(data: Any, *, alone: bool = False) -> Store | None:
@@ -175,10 +195,11 @@ def _stores_at(path: Path, alone: bool) -> list[Path]:
     if is_store(path) or is_foreign(path, alone=alone):
         return [path]
     if path.is_dir():
-        if named := sorted(child.name for child in path.iterdir() if child.suffix == ".bin" and is_foreign(child)):
+        flat = [] if alone else sorted(child.name for child in path.iterdir() if child.suffix == ".bin")
+        if flat:
             raise ConfigError(
-                f"{path} holds files of tokens, {', '.join(named[:4])}: they may be splits of one data set; pass one "
-                f"of them, such as {path / named[0]}, or a glob"
+                f"{path} holds files of tokens, {', '.join(flat[:4])}: they may be splits of one data set; pass one "
+                f"of them, such as {path / flat[0]}, or a glob"
             )
         inside = [child for child in sorted(path.iterdir()) if not child.name.startswith((".", "_"))]
         stores = [child for child in inside if child.is_dir() and is_store(child)]
