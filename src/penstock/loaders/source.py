@@ -107,9 +107,16 @@ def open_inputs(
         from penstock.corpus.prepare import prepare_cached  # imported only to make a store
         from penstock.observe import pipeline_progress
 
-        home = (options.cache or default_cache_directory()) / "stores"
-        progress = pipeline_progress if options.progress else None
-        made = prepare_cached(paths, home, recipe, config=options.pipeline, budget=options.memory, progress=progress)
+        home = (options.cache_home or default_cache_directory()) / "stores"
+        made = prepare_cached(
+            paths,
+            home,
+            recipe,
+            config=options.pipeline,
+            budget=options.memory,
+            progress=pipeline_progress if options.progress else None,
+            cache=options.shared_cache,
+        )
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():
