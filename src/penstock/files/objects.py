@@ -77,7 +77,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """State of an object that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
+    """Version that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
 
     etag: str | None
     version: str | None = None
