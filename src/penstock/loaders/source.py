@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, as_paths, list_files
+from penstock.order.block_shuffle import shuffle_of
 from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
@@ -280,7 +281,7 @@ class Sampling:
 
     def order(self, table: Table, options: Options, name: str) -> Order:
         """Order of the samples of a source."""
-        shuffle, seed, strategy = options.shuffle, options.seed, self.strategy
+        shuffle, seed, strategy = shuffle_of(options.shuffle), options.seed, self.strategy
         if options.max_tokens is not None:
             return self._budget_order(table, options, name)
         if strategy == "concat":
@@ -293,7 +294,7 @@ class Sampling:
         return kind(table, truncation, shuffle=shuffle, seed=seed, name=name)
 
     def _budget_order(self, table: Table, options: Options, name: str) -> Order:
-        shuffle, seed, most, strategy = options.shuffle, options.seed, options.max_tokens, self.strategy
+        shuffle, seed, most, strategy = shuffle_of(options.shuffle), options.seed, options.max_tokens, self.strategy
         assert most is not None
         if strategy == "concat" or (strategy is not None and not options.padding_free):
             raise ConfigError(

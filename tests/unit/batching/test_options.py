@@ -59,6 +59,7 @@ from penstock.batching.options import Output, Padding, RawRows, Shard
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.order.block_shuffle import BlockShuffle
 from penstock.pipeline.config import OnError
 from penstock.store.shards import Verify
 
