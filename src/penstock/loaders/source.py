@@ -22,6 +22,7 @@ from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, as_paths, list_files
+from penstock.files.objects import is_object_url
 from penstock.order.block_shuffle import shuffle_of
 from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
@@ -29,9 +30,8 @@ from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Or
 from penstock.sources.inputs import Input, as_input, shown_input
 from penstock.store import Store, open_store
 from penstock.store.gather import TokenTable
-from penstock.store.manifest import Manifest, is_store, refuse_remote_store
+from penstock.store.manifest import Manifest, bucket_stores, is_store, refuse_remote_store
 from penstock.store.preferences import label_column
-from penstock.store.shards import Verify
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
@@ -88,7 +88,7 @@ def open_inputs(
     unless `preference` is set.
     """
     paths = paths if isinstance(paths, Store) else as_paths(paths) or as_input(paths)  # once: it may be an iterator
-    stores = _stores(paths, options.verify)
+    stores = _stores(paths, options)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
     if stores is None:
@@ -134,19 +134,26 @@ def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
 
 def stores_at(paths: Paths) -> list[Store]:
     """Stores at these paths; none if they are raw files."""
-    return _stores(paths if isinstance(paths, Store) else as_input(paths), "fast") or []
+    given = paths if isinstance(paths, Store) else as_input(paths)
+    for path in given if isinstance(given, list) else ():
+        refuse_remote_store(path)
+    return _stores(given, Options(verify="fast")) or []
 
 
-def _stores(paths: Any, verify: Verify) -> list[Store] | None:
+def _stores(paths: Any, options: Options) -> list[Store] | None:
     """Stores at these paths; None if there are none."""
     if isinstance(paths, Store):
         return [paths]
     if not isinstance(paths, list):
         return None
     listed: list[PathLike] = paths
+    homes: list[Sequence[PathLike]] = []
     for path in listed:
-        refuse_remote_store(path)
-    homes = [[] if (local := local_or_none(path)) is None else _stores_at(local) for path in listed]
+        if is_object_url(path):
+            homes.append(bucket_stores(path))
+        else:
+            refuse_remote_store(path)
+            homes.append([] if (local := local_or_none(path)) is None else _stores_at(local))
     if not any(homes):
         return None
     for path, there in zip(listed, homes):
@@ -155,7 +162,11 @@ def _stores(paths: Any, verify: Verify) -> list[Store] | None:
             raise ConfigError(
                 f"{shown_input(paths)} are stores and raw files; prepare the raw files, or pass both to MixedDataLoader"
             )
-    return [open_store(home, verify=verify) for found in homes for home in found]
+    return [
+        open_store(home, verify=options.verify, cache_dir=options.cache_dir, cache_bytes=options.cache_bytes)
+        for found in homes
+        for home in found
+    ]
 
 
 def _stores_at(path: Path) -> list[Path]:
