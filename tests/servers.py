@@ -182,9 +182,9 @@ class S3Server(Server):
             return True
         return False
 
-    def client(self, **options: str) -> Any:
-        """Store of obstore for the bucket."""
-        return client_of(self.endpoint, **options)
+    def client(self, *, retries: int = 0, **options: str) -> Any:
+        """Store of obstore for the bucket. After a kill the server answers some requests with errors for a moment."""
+        return client_of(self.endpoint, retries=retries, **options)
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
@@ -198,7 +198,7 @@ def environment_of(endpoint: str) -> dict[str, str]:
     }
 
 
-def client_of(endpoint: str, **options: str) -> Any:
+def client_of(endpoint: str, *, retries: int = 0, **options: str) -> Any:
     from obstore.store import S3Store
 
     keys = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY, "region": "us-east-1"}
@@ -206,7 +206,7 @@ def client_of(endpoint: str, **options: str) -> Any:
         BUCKET,
         endpoint=endpoint,
         client_options={"allow_http": True, **options},
-        retry_config={"max_retries": 0},
+        retry_config={"max_retries": retries},
         **keys,
     )
 
