@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -15,7 +16,9 @@ import xxhash
 from penstock.errors import ConfigError
 from penstock.files.checksums import FileFingerprint, fingerprint_files
 from penstock.files.listing import PathLike, as_paths, is_database
+from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.lakes import lake_among
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.sql import SqlSource
@@ -37,13 +40,13 @@ _EXPECTED = (
 
 
 def as_input(data: Input) -> list[PathLike] | Any:
-    """Paths as a list, and anything else as a source of its rows. Neither files nor rows are opened.
+    """Paths as a list, and a table of a lake or anything else as a source. Neither files nor rows are opened.
 
     Tables, frames and datasets are read where they are. An iterator, a reader of record batches, and an
     `IterableDataset` are read row by row, from the beginning each time.
     """
     if (paths := as_paths(data)) is not None:
-        return paths
+        return lake_among(paths) or paths
     if is_database(data):
         return SqlSource(data)
     if hasattr(data, "next_batch"):
@@ -66,6 +69,8 @@ def as_input(data: Input) -> list[PathLike] | Any:
         return MemorySource(data)
     if isinstance(data, (list, tuple)):
         return _of_list(list(data))
+    if isinstance(data, AsyncIterable) or inspect.isasyncgenfunction(data):
+        return AsyncIteratorSource(data)
     if callable(data) and not isinstance(data, Iterable):
         return IteratorSource(data)
     if isinstance(data, Iterator):

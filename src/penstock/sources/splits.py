@@ -386,10 +386,10 @@ class _RowReader:
         return RecordRun(data, wanted - left, nbytes, first)
 
     def decode(self, cut: RecordRun) -> SplitRows:
-        batch = cut.data
+        batch, kept = cut.data, None
         if isinstance(self._source, FileSource):
-            batch = self._source.shaped(batch, self._source.files[self._split.file])
-        return SplitRows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
+            batch, kept = self._source.rows_of(batch, self._source.files[self._split.file], cut.first)
+        return SplitRows(batch, cut.first + (np.arange(cut.records, dtype=np.int64) if kept is None else kept))
 
     def skip_bad(self) -> str:
         if isinstance(self._source, IteratorSource):
