@@ -13,7 +13,6 @@ import importlib.util
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 ACCESS_KEY, SECRET_KEY = "penstock", "penstock-secret-3f9a"
 BUCKET = "pen"
@@ -234,10 +235,14 @@ class PostgresServer(Server):
         return super().start()
 
     def kill(self) -> None:
-        """SIGKILL of the server and of its children, which would go on otherwise."""
+        """SIGKILL of the server and of its children, each of which has a session of its own and would go on."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            children = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+            self.process.kill()
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            psutil.wait_procs(children, timeout=10)
         super().kill()
 
     def command(self) -> list[str]:
