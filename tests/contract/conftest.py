@@ -11,6 +11,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,6 +27,7 @@ import pytest
 from deltalake import write_deltalake
 from pyiceberg.catalog import load_catalog
 
+from foreign_tokens import FILES, write_megatron, written_row
 from penstock.connections.sql import Database
 from penstock.errors import ConfigError, StoppedError
 from penstock.pipeline import Sink, Source
@@ -49,11 +51,14 @@ from penstock.sources import (
     IteratorSource,
     JsonlSource,
     JsonSource,
+    MdsSource,
     MemorySource,
     ParquetSource,
     SqlSource,
     StoreSource,
     TextSource,
+    TokenFileSource,
+    WebDatasetSource,
     open_source,
 )
 from penstock.store import Manifest, StoreWriter
@@ -307,6 +312,43 @@ def store(home: Path) -> SourceCase:
     return SourceCase(lambda: StoreSource(home / "a.store"), NESTED, places, bad)
 
 
+def mds(home: Path) -> SourceCase:
+    folder, rows = FILES / "mds/tokens", [{"tokens": written_row(row), "uid": row} for row in range(20)]
+    places = [(str(folder / "shard.00000.mds"), row) for row in range(12)]
+    places += [(str(folder / "shard.00001.mds"), row) for row in range(8)]
+
+    def bad() -> tuple[Source, str, int]:
+        shutil.copytree(folder, home / "bad")
+        path = home / "bad/shard.00001.mds"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        return MdsSource(home / "bad"), str(path), 0
+
+    return SourceCase(lambda: MdsSource(folder), rows, places, bad)
+
+
+def webdataset(home: Path) -> SourceCase:
+    first, second = (FILES / f"webdataset/tokens-00000{number}.tar" for number in range(2))
+    rows = [{"__key__": f"row{n:04d}", "json": f'{{"row": {n}}}', "tokens.npy": written_row(n)} for n in range(10)]
+
+    def bad() -> tuple[Source, str, int]:
+        path = home / "bad.tar"
+        path.write_bytes(second.read_bytes()[: 3 * 4096])  # the third sample is whole, but nothing says so
+        return WebDatasetSource([first, path]), str(path), 2
+
+    return SourceCase(lambda: WebDatasetSource([first, second]), rows, places_in(first, second, 5), bad)
+
+
+def token_file(home: Path) -> SourceCase:
+    path, rows = FILES / "megatron/docs", [{"input_ids": written_row(row)} for row in range(20)]
+    places = [(str(path.with_suffix(".bin")), row) for row in range(20)]
+
+    def bad() -> tuple[Source, str, int]:
+        write_megatron(home / "bad", [[-4, 1], [3]], "int32")
+        return TokenFileSource(home / "bad"), str(home / "bad.bin"), 0
+
+    return SourceCase(lambda: TokenFileSource(path), rows, places, bad)
+
+
 def database_rows(url: str, **options: Any) -> SourceCase:
     """Rows in a table of its own, in another order than that of the key; few, since each source logs in."""
     rows, table = FLAT[:12], f"rows_{secrets.token_hex(6)}"
@@ -375,6 +417,9 @@ SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "async iterator, rows": async_rows,
     "async iterator, batches": async_batches,
     "store": store,
+    "MDS": mds,
+    "WebDataset": webdataset,
+    "Megatron": token_file,
     "SQLite": lambda home: database_rows(f"sqlite:///{home}/a.db"),
     "DuckDB": lambda home: database_rows(f"duckdb:///{home}/a.db"),
     "Delta table": delta,
@@ -397,6 +442,9 @@ WITH_BAD_INPUT = [
     "iterator, rows",
     "async iterator, rows",
     "store",
+    "MDS",
+    "WebDataset",
+    "Megatron",
     "Delta table",
 ]
 
@@ -422,7 +470,8 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
-    return files | {MemorySource, IteratorSource, AsyncIteratorSource, SqlSource, DeltaSource, IcebergSource}
+    archives = {MdsSource, WebDatasetSource, TokenFileSource}
+    return files | archives | {MemorySource, IteratorSource, AsyncIteratorSource, SqlSource, DeltaSource, IcebergSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------
