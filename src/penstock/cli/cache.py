@@ -34,11 +34,12 @@ def cache(
     limit = time.time() - older_than_days * 24 * 3600
     entries = [entry for entry in backend.entries() if entry.used <= limit or not older_than_days]
     counts = {name: sum(entry.key.startswith(f"{kind}-") for entry in entries) for kind, name in _KINDS.items()}
-    facts = {"cache": repr(backend), **counts, "bytes": sum(entry.size for entry in entries)}
+    size = sum(entry.size for entry in entries)
+    facts = {"cache": repr(backend), **counts, "bytes": size}
     if clear:
         # Lists first: a store that lacks parts would be fetched in vain.
         entries.sort(key=lambda entry: entry.key.startswith("part-"))
         facts["deleted"] = sum(backend.delete(entry.key) for entry in entries)
     lines = [(name, str(number), "") for name, number in counts.items()]
-    lines.append(("size", format_bytes(int(facts["bytes"])), f"{facts['cache']}{', deleted' if clear else ''}"))
+    lines.append(("size", format_bytes(size), f"{facts['cache']}{', deleted' if clear else ''}"))
     emit(facts, lambda: print_table(fact_table(lines)), as_json=as_json)
