@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
 from penstock._optional import require
@@ -41,6 +41,11 @@ RETRY_SECONDS = 60.0
 """Longest time in which one request is tried again."""
 PART_BYTES = 8 << 20
 """Size of the parts of an upload, and of the requests for a long range. S3 takes parts of 5 MiB and more."""
+LEAST_PART_BYTES = 5 << 20
+"""S3 refuses smaller parts, but for the last."""
+_COPIED_BYTES = 1 << 20
+_COPIED_BY_SERVER = 5 << 30
+"""Longest object that S3 copies in one request."""
 _TOGETHER_BYTES = 1 << 16
 """Ranges that are less apart than this are one request."""
 _MOST_RETRIES = 30
@@ -62,6 +67,20 @@ class ObjectInfo:
     etag: str | None
     """Changes with the content. With it, `Bucket.read` refuses an object that was replaced."""
     modified_ns: int
+    version: str | None = None
+
+    @property
+    def written(self) -> ObjectVersion:
+        """For `Bucket.write(replaced=...)`."""
+        return ObjectVersion(self.etag, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """Version that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
+
+    etag: str | None
+    version: str | None = None
 
 
 class ChangedObjectError(DataError):
@@ -193,6 +212,14 @@ class Bucket:
         self.url, self._store, self._retry_seconds = url, store, retry_seconds
         self._make_patient, self._patient_store = patient, None
 
+    @property
+    def options(self) -> dict[str, str]:
+        """Options by which other clients reach the bucket, credentials among them: not for messages or states."""
+        options = {str(name): str(value) for name, value in self._store.config.items() if name != "bucket"}
+        if str((self._store.client_options or {}).get("allow_http")).lower() == "true":
+            options["allow_http"] = "true"
+        return options
+
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
 
@@ -264,27 +291,53 @@ class Bucket:
                 raise DataError(f"ends before byte {stop}", file=self.url_of(key))
         return buffers
 
-    def write(self, key: str, data: Any, *, create: bool = False, replaced: str | None = None) -> str | None:
-        """Write an object in one step; its ETag. `create` refuses to replace one, `replaced` any but that ETag.
+    def write(
+        self, key: str, data: Any, *, create: bool = False, replaced: ObjectVersion | None = None
+    ) -> ObjectVersion:
+        """Write an object in one step. `create` refuses to replace one, `replaced` any but that version.
 
         The refusal is an `ObjectExistsError`. A request whose answer got lost is made again, so that the refusal may be
         caused by the writer itself: who relies on it looks at what is there.
         """
         import obstore
 
-        mode: Any = "create" if create else {"e_tag": replaced} if replaced is not None else "overwrite"
+        mode: Any = "create" if create else "overwrite"
+        if replaced is not None:
+            facts = {"e_tag": replaced.etag, "version": replaced.version}
+            mode = {name: fact for name, fact in facts.items() if fact is not None}
         result = self._ask(key, lambda: obstore.put(self._store, key, data, mode=mode, use_multipart=False))
-        tag = result["e_tag"]
-        return str(tag) if tag is not None else None
+        return ObjectVersion(result["e_tag"], result.get("version"))
 
-    def writer(self, key: str) -> ObjectWriter:
-        """Upload in parts; the object appears with `commit()`."""
-        return ObjectWriter(self, key)
+    def writer(self, key: str, part_bytes: int = PART_BYTES) -> ObjectWriter:
+        """Upload in parts; the object appears with `commit()`. It may have 10,000 parts."""
+        return ObjectWriter(self, key, part_bytes)
+
+    def upload(self, key: str, file: BinaryIO, part_bytes: int = PART_BYTES) -> None:
+        """An object with what a file has from its position on. It appears whole."""
+        with self.writer(key, part_bytes) as writer:
+            while data := file.read(_COPIED_BYTES):
+                writer.write(data)
+
+    def download(self, key: str, file: BinaryIO, *, etag: str | None = None) -> None:
+        """Write the bytes of an object into a file, a part at a time."""
+        start = 0
+        found = self.info(key)
+        if found is None:
+            raise FileNotFoundError(f"no such object: {shown(self.url_of(key))!r}")
+        while start < found.size:
+            data = self.read(key, start, min(found.size, start + PART_BYTES), etag=etag or found.etag)
+            file.write(data)
+            start += len(data)
 
     def copy(self, key: str, target: str) -> None:
-        """Copy within the bucket, by the server."""
+        """Copy within the bucket: by the server, or through this machine what is too long for that."""
         import obstore
 
+        found = self.info(key)
+        if found is not None and found.size > _COPIED_BY_SERVER:
+            with self.writer(target, 8 * PART_BYTES) as writer:
+                self.download(key, cast(BinaryIO, writer), etag=found.etag)
+            return
         self._ask(key, lambda: obstore.copy(self._store, key, target))
 
     def delete(self, key: str) -> None:
@@ -369,18 +422,23 @@ class Bucket:
 class ObjectWriter:
     """An upload that becomes an object with `commit()`, whole, and nothing before; `abort()` leaves nothing.
 
-    A file for whoever writes to it. Holds one part in memory, and the parts on their way: `held_bytes()`.
+    A file for whoever writes to it. Holds three parts in memory, two of them on their way: `held_bytes()`.
     A part that is not taken is sent again. As a context manager it commits on success.
     """
 
     _MOST_ON_THE_WAY = 2
 
-    def __init__(self, bucket: Bucket, key: str) -> None:
-        self._bucket, self.key = bucket, key
+    def __init__(self, bucket: Bucket, key: str, part_bytes: int = PART_BYTES) -> None:
+        self._bucket, self.key, self._part_bytes = bucket, key, max(LEAST_PART_BYTES, part_bytes)
         self._upload: Any = None
         self._waiting = bytearray()
+        """What may still become an object in one request."""
         self._written = 0
-        self.closed = False
+        self.closed = self.discarding = False
+
+    @property
+    def name(self) -> str:
+        return shown(self._bucket.url_of(self.key))
 
     def writable(self) -> bool:
         return True
@@ -398,26 +456,38 @@ class ObjectWriter:
         return
 
     def held_bytes(self) -> int:
-        return (1 + self._MOST_ON_THE_WAY) * PART_BYTES
+        if self._upload is None:
+            return len(self._waiting)
+        return (1 + self._MOST_ON_THE_WAY) * self._part_bytes
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._waiting += view
+        if self.closed:
+            raise ValueError(f"{self.name!r} is closed")
+        if self.discarding:
+            return len(view)
         self._written += len(view)
-        if len(self._waiting) >= PART_BYTES:
-            self._send()
+        if self._upload is None and len(self._waiting) + len(view) < self._part_bytes:
+            self._waiting += view
+            return len(view)
+        if self._upload is None:
+            self._open()
+        for start in range(0, len(view), _COPIED_BYTES):
+            self._send(view[start : start + _COPIED_BYTES])
         return len(view)
 
-    def _send(self) -> None:
+    def _open(self) -> None:
         import obstore
 
-        if self._upload is None:
-            self._upload = obstore.open_writer(
-                self._bucket.patient, self.key, buffer_size=PART_BYTES, max_concurrency=self._MOST_ON_THE_WAY
-            )
+        self._upload = obstore.open_writer(
+            self._bucket.patient, self.key, buffer_size=self._part_bytes, max_concurrency=self._MOST_ON_THE_WAY
+        )
+        waiting, self._waiting = self._waiting, bytearray()
+        self._send(memoryview(waiting))
+
+    def _send(self, data: memoryview) -> None:
         with self._naming():
-            self._upload.write(bytes(self._waiting))
-        self._waiting.clear()
+            self._upload.write(data)
 
     def commit(self) -> None:
         """Make the object visible."""
@@ -427,21 +497,19 @@ class ObjectWriter:
             self._bucket.write(self.key, bytes(self._waiting))
         else:
             with self._naming():
-                if self._waiting:
-                    self._upload.write(bytes(self._waiting))
                 self._upload.close()
         self.closed = True
         self._waiting.clear()
 
-    close = commit
-
     def abort(self) -> None:
-        """Give the upload up."""
+        """Give the upload up; after `commit()`, do nothing."""
         if self._upload is not None and not self.closed:
             with contextlib.suppress(Exception):
                 self._upload.__exit__(ValueError, ValueError(), None)
         self._upload, self.closed = None, True
         self._waiting.clear()
+
+    close = abort
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
@@ -456,15 +524,18 @@ class ObjectWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self.commit()
-        else:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
             self.abort()
 
 
 def _info(found: Mapping[str, Any]) -> ObjectInfo:
     modified = found["last_modified"]
-    return ObjectInfo(found["path"], found["size"], found.get("e_tag"), int(modified.timestamp() * 1e9))
+    return ObjectInfo(
+        found["path"], found["size"], found.get("e_tag"), int(modified.timestamp() * 1e9), found.get("version")
+    )
 
 
 def _changed(url: str, *, gone: bool) -> ChangedObjectError:
