@@ -25,7 +25,8 @@ from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.sharding import Contiguous, Sharding
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
-from penstock.memory import MemoryBudget
+from penstock.memory import MemoryBudget, parse_bytes
+from penstock.order.block_shuffle import BlockShuffle, shuffle_of
 from penstock.pipeline.config import OnError, PipelineConfig
 from penstock.store.shards import Verify
 
@@ -124,11 +125,15 @@ class Options(Shard, Padding, Output, RawRows):
 
     batch_size: int = option(8, "samples for each rank; the batches of all ranks make up a global batch")
     max_tokens: int | None = option(None, "batches of at most this many tokens with padding, in place of `batch_size`")
-    shuffle: bool = option(True, "new order of samples in every epoch")
+    shuffle: bool | Literal["blocks"] | BlockShuffle = option(
+        True,
+        "new order of samples in every epoch; 'blocks' keeps neighbours near, for buckets and small caches",
+    )
     seed: int = option(0, "seed of the order")
     drop_last: bool = option(False, "leave out samples that do not fill a global batch at the end of an epoch")
     budget: MemoryBudget | int | str | None = option(None, "memory for prefetched batches: bytes, '1 GiB', or a budget")
-    cache_dir: PathLike | None = option(None, "directory for stores made from raw files")
+    cache_dir: PathLike | None = option(None, "directory for stores made from raw files and parts of stores in buckets")
+    cache_bytes: int | str = option("50 GiB", "size of the cache for parts of stores in buckets")
     cache: CacheSpec | None = field(  # no repr: a URL may hold a password
         default=None,
         repr=False,
@@ -142,7 +147,8 @@ class Options(Shard, Padding, Output, RawRows):
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), least)
-        for name in ("shuffle", "drop_last", "padding_free", "pin_memory", "progress", "allow_empty"):
+        object.__setattr__(self, "shuffle", shuffle_of(self.shuffle))
+        for name in ("drop_last", "padding_free", "pin_memory", "progress", "allow_empty"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
@@ -159,6 +165,7 @@ class Options(Shard, Padding, Output, RawRows):
             require_cache_dir(self.cache_dir)
         if self.cache is not None:
             shared_cache(self.cache)
+        object.__setattr__(self, "cache_bytes", parse_bytes(self.cache_bytes))
         assert self.pipeline  # which checks its options
         if self.quarantine is not None and self.on_error != "quarantine":
             raise ConfigError(f"quarantine={self.quarantine!r} is for on_error='quarantine', got {self.on_error!r}")

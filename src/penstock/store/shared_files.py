@@ -21,7 +21,7 @@ from penstock.errors import DataError
 from penstock.files.atomic import sync_directory
 from penstock.memory.budget import format_bytes
 from penstock.pipeline.prefetch import map_ahead
-from penstock.store.manifest import MANIFEST_NAME, manifest_path, read_manifest
+from penstock.store.manifest import MANIFEST_NAME, manifest_name, read_manifest
 
 log = logging.getLogger(__name__)
 PART_BYTES = 4 << 20
@@ -56,7 +56,7 @@ def share_store(cache: SharedCache, store: Path, key: str, *, extra: Sequence[st
         return cache.writable
     manifest = read_manifest(store)
     shards = [name for shard in manifest.shards for name in (shard.file, shard.index_file)]
-    version = manifest_path(store, manifest.version).relative_to(store).as_posix()
+    version = manifest_name(manifest.version)
     # The manifest is last here too, as it is on disk.
     names = [*dict.fromkeys(shards), version, *(name for name in extra if (store / name).is_file()), MANIFEST_NAME]
     return _share(cache, "store", key, store, names)
