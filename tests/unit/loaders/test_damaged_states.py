@@ -25,7 +25,8 @@ from penstock.loaders import (
     RolloutDataLoader,
     StreamingPipeline,
 )
-from penstock.pipeline.checkpoint import CHECKPOINT_NAME, load_checkpoint
+from penstock.pipeline.checkpoint import load_checkpoint
+from penstock.pipeline.checkpoint_place import CHECKPOINT_NAME
 from penstock.sinks import JsonlSink
 from penstock.sources import IteratorSource, JsonlSource, MemorySource, ParquetSource, StoreSource
 from penstock.transforms import ExactDedup, Map
