@@ -317,9 +317,10 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     options = {"mode": job.mode, "tokens": steps.tokens, "mask": steps.mask, "lineage": lineage}
     sink = _CheckedSink(job.out, check=job.inputs.check, **options)
     before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
-    resumable = checkpoint if isinstance(job.opened.source, Stateful) else None
+    source = job.opened.source
+    resumable = checkpoint if isinstance(source, Stateful) and not getattr(source, "not_resumable", None) else None
     job.opened.log_bos(steps)
-    pipeline = Pipeline(job.opened.source, steps.transforms, sink, config=job.config, budget=job.budget)
+    pipeline = Pipeline(source, steps.transforms, sink, config=job.config, budget=job.budget)
     try:
         if progress is None:
             report = pipeline.run(resumable)

@@ -26,7 +26,10 @@ from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
 from penstock.sources.inputs import Input, as_input, shown_input
+from penstock.sources.tables import kind_of
 from penstock.store import Store, open_store
+from penstock.store.foreign.base import ForeignStore
+from penstock.store.foreign.lookup import has_texts, is_foreign, open_dataset
 from penstock.store.gather import TokenTable
 from penstock.store.manifest import Manifest, is_store, refuse_remote_store
 from penstock.store.preferences import label_column
@@ -86,8 +89,11 @@ def open_inputs(
     Of several processes that need the same store, one makes it and the others wait. Stores of preferences are refused
     unless `preference` is set.
     """
-    paths = paths if isinstance(paths, Store) else as_paths(paths) or as_input(paths)  # once: it may be an iterator
-    stores = _stores(paths, options.verify)
+    if not isinstance(paths, Store):
+        # Once: it may be an iterator.
+        saved = None if as_paths(paths) else dataset_store(paths, alone=recipe is not None)
+        paths = saved or as_input(paths)
+    stores = _stores(paths, options.verify, alone=recipe is not None)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
     if stores is None:
@@ -136,8 +142,15 @@ def stores_at(paths: Paths) -> list[Store]:
     return _stores(paths if isinstance(paths, Store) else as_input(paths), "fast") or []
 
 
-def _stores(paths: Any, verify: Verify) -> list[Store] | None:
-    """Stores at these paths; None if there are none."""
+def dataset_store(data: Any, *, alone: bool = False) -> Store | None:
+    """Store over a dataset of Hugging Face that holds tokens; None if it cannot be read in place."""
+    if kind_of(data) != "Dataset" or (alone and has_texts(data.data.schema)):
+        return None
+    return open_dataset(data)
+
+
+def _stores(paths: Any, verify: Verify, *, alone: bool = False) -> list[Store] | None:
+    """Stores at these paths; None if there are none. With `alone`, tokens beside texts do not count."""
     if isinstance(paths, Store):
         return [paths]
     if not isinstance(paths, list):
@@ -145,7 +158,7 @@ def _stores(paths: Any, verify: Verify) -> list[Store] | None:
     listed: list[PathLike] = paths
     for path in listed:
         refuse_remote_store(path)
-    homes = [[] if (local := local_or_none(path)) is None else _stores_at(local) for path in listed]
+    homes = [[] if (local := local_or_none(path)) is None else _stores_at(local, alone) for path in listed]
     if not any(homes):
         return None
     for path, there in zip(listed, homes):
@@ -157,11 +170,16 @@ def _stores(paths: Any, verify: Verify) -> list[Store] | None:
     return [open_store(home, verify=verify) for found in homes for home in found]
 
 
-def _stores_at(path: Path) -> list[Path]:
+def _stores_at(path: Path, alone: bool) -> list[Path]:
     """Stores at a path: itself, those in a directory, or those that a glob matches."""
-    if is_store(path):
+    if is_store(path) or is_foreign(path, alone=alone):
         return [path]
     if path.is_dir():
+        if named := sorted(child.name for child in path.iterdir() if child.suffix == ".bin" and is_foreign(child)):
+            raise ConfigError(
+                f"{path} holds files of tokens, {', '.join(named[:4])}: they may be splits of one data set; pass one "
+                f"of them, such as {path / named[0]}, or a glob"
+            )
         inside = [child for child in sorted(path.iterdir()) if not child.name.startswith((".", "_"))]
         stores = [child for child in inside if child.is_dir() and is_store(child)]
         if stores and len(stores) < len(inside):
@@ -172,7 +190,8 @@ def _stores_at(path: Path) -> list[Path]:
         return stores
     if glob.has_magic(str(path)):
         names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
-        return sorted(Path(name) for name in names if is_store(Path(name)))
+        found = [Path(name) for name in names if not name.endswith(".idx")]  # the index of a .bin
+        return sorted(each for each in found if is_store(each) or is_foreign(each, alone=alone))
     return []
 
 
@@ -188,6 +207,8 @@ def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:
 
 
 def _check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
+    if isinstance(store, ForeignStore):
+        store.limit_ids(tokenizer.vocab_size)
     made_with = store.manifest.tokenizer
     if made_with is not None and made_with != tokenizer.fingerprint:
         name = store.manifest.lineage[-1].notes.get("tokenizer") if store.manifest.lineage else None

@@ -38,6 +38,7 @@ from penstock.sources.file_source import FileSource, OpenedFile
 from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
+from penstock.sources.sql import RangedRows, SqlSource
 from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched
 
@@ -131,6 +132,9 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
     if isinstance(source, MemorySource):
         rows = source.size_hint() or 0
         return _row_ranges(0, rows, source.nbytes, target_bytes) if rows else []
+    if isinstance(source, SqlSource) and source.has_key:
+        bounds = source.split(target_bytes)
+        return _row_ranges(0, bounds.rows, len(bounds.starts), 1) if bounds.rows else []
     if not has_files(source):
         return [InputSplit(0, 0, None, 1)]
     numbers = [number for number, (_, size) in enumerate(files) if size]
@@ -378,10 +382,10 @@ class _RowReader:
         return RecordRun(data, wanted - left, nbytes, first)
 
     def decode(self, cut: RecordRun) -> SplitRows:
-        batch = cut.data
+        batch, kept = cut.data, None
         if isinstance(self._source, FileSource):
-            batch = self._source.shaped(batch, self._source.files[self._split.file])
-        return SplitRows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
+            batch, kept = self._source.rows_of(batch, self._source.files[self._split.file], cut.first)
+        return SplitRows(batch, cut.first + (np.arange(cut.records, dtype=np.int64) if kept is None else kept))
 
     def skip_bad(self) -> str:
         if isinstance(self._source, IteratorSource):
@@ -420,6 +424,8 @@ def _open_rows(source: Any, number: int) -> OpenedFile:
         return _Shard(source, number)
     if isinstance(source, MemorySource):
         return _MemoryRows(source)
+    if isinstance(source, SqlSource) and source.has_key:
+        return RangedRows(source)
     return source._open(source.files[number]) if isinstance(source, FileSource) else _SequentialRows(source)
 
 

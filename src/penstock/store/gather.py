@@ -12,7 +12,7 @@ in milliseconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,7 @@ from penstock.arrays.ragged import offsets_of
 from penstock.errors import SchemaError
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 from penstock.store.reader import Store
-from penstock.store.shards import ShardReader, ShardStamp, damaged
+from penstock.store.shards import ShardReader, damaged
 
 Ints = npt.NDArray[np.int64]
 _GROUP_ROWS = 8
@@ -298,26 +298,35 @@ class Placed:
         self._table.copy_mask_from(self._mask_places[rows] + starts, lengths, out, at)
 
 
+@runtime_checkable
+class TokenPlaces(Protocol):
+    """A column of tokens whose rows are found by address."""
+
+    def locate(self, rows: Ints) -> Ints: ...
+
+
 class _Shard:
     """One shard: the length of each row, and its columns of tokens and of the mask as flat arrays."""
 
     def __init__(self, store: Store, number: int, column: str, mask: str | None, group_rows: int = _GROUP_ROWS) -> None:
         self._store, self._number, self._group_rows = store, number, group_rows
         self._column, self._mask_column = column, mask
-        entry = store.manifest.shards[number]
-        self.stamp = ShardStamp(store.path, entry)
-        self.lengths: npt.NDArray[np.int32] = store.map_lengths(entry)
-        self._path = store.path / entry.file
+        self.stamp = store.stamp(number)
+        self.lengths: npt.NDArray[np.int32] = store.map_lengths(number)
         self._groups: Ints | None = None
-        self._tokens: _Flat | None = None
+        self._tokens: TokenPlaces | None = None
         self._mask: _Flat | None = None
 
     # No cached_property: in Python 3.11 it holds one lock for all shards while a file is opened.
 
     @property
-    def tokens(self) -> _Flat:
+    def tokens(self) -> TokenPlaces:
         if self._tokens is None:
-            self._tokens = _Flat(self._store.open_shard(self._number), self._column, self.lengths)
+            reader: Any = self._store.open_shard(self._number)
+            # Flat files of other programs know the places of their rows themselves.
+            known: bool = isinstance(reader, TokenPlaces)
+            found: TokenPlaces = reader if known else _Flat(reader, self._column, self.lengths)
+            self._tokens = found
         return self._tokens
 
     @property
@@ -337,7 +346,9 @@ class _Shard:
         ends = np.cumsum(self._lengths_of_groups(group), axis=1, dtype=np.int64)
         which = np.count_nonzero(ends <= left[:, None], axis=1)
         if (which >= size).any():
-            raise damaged(self._path, "its index does not add up to the tokens that the manifest counts")
+            raise damaged(
+                self._store.shard_path(self._number), "its index does not add up to the tokens that the manifest counts"
+            )
         before = np.where(which > 0, ends[np.arange(len(which)), which - 1], 0)
         return group * size + which, left - before
 

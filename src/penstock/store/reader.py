@@ -8,19 +8,20 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import DataError, SchemaError
+from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
     ShardPiece,
     ShardReader,
+    ShardStamp,
     Verify,
     check_content,
     check_size,
@@ -31,13 +32,21 @@ from penstock.store.shards import (
     read_lengths,
 )
 
+if TYPE_CHECKING:
+    from penstock.store.foreign.base import ForeignOptions
+
 __all__ = ["Store", "Verify", "describe", "find_store", "is_complete", "open_store"]
 
 _MOST_PIECES = 1 << 14
 
 
-def open_store(path: PathLike, version: int | None = None, *, verify: Verify = "touch") -> Store:
-    """A random-access view of a version of a store (default: the current one).
+def open_store(
+    path: PathLike, version: int | None = None, *, verify: Verify = "touch", **layout: Unpack[ForeignOptions]
+) -> Store:
+    """A random-access view of a version of a store (default: the current one), or of token data of another program.
+
+    Token data is files of Megatron (`.bin` and `.idx`), flat `.bin` files (nanoGPT, llm.c) and folders that Hugging
+    Face's `save_to_disk` wrote; `layout` is what these do not say themselves (`docs/other-formats.md`).
 
     Checks that every file exists and has its length. With `verify="touch"` the checksum of a shard is compared
     when one of its rows is first read, once in a process, which reads the shard (some gigabytes a second);
@@ -45,6 +54,15 @@ def open_store(path: PathLike, version: int | None = None, *, verify: Verify = "
     """
     check = check_content if check_verify(verify) == "full" else check_size
     home = store_path(path)
+    if not is_store(home):
+        from penstock.store.foreign.lookup import open_foreign  # which imports this module
+
+        if (found := open_foreign(home, os.fspath(path), **layout)) is not None:
+            if version is not None:
+                raise ConfigError(f"version={version} is for stores, and {found!r} has no versions; omit it")
+            return found
+    for name, value in layout.items():
+        raise ConfigError(f"{name}={value!r} is for token data of other programs, and {os.fspath(path)!r} is none")
     return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
 
 
@@ -154,10 +172,19 @@ class Store(Sequence[dict[str, Any]]):
         """One of the shards of this version, opened and checked according to `verify`."""
         return self._reader(number)
 
-    def map_lengths(self, entry: ShardEntry) -> npt.NDArray[np.int32]:
+    def map_lengths(self, number: int) -> npt.NDArray[np.int32]:
         """Tokens of each row of a shard, as a view of its index: nothing is read but what is looked at."""
         self._check_open()
-        return map_lengths(self.path, entry, self._verify)
+        return map_lengths(self.path, self.manifest.shards[number], self._verify)
+
+    def stamp(self, number: int) -> ShardStamp:
+        """Files of a shard as they are now."""
+        entry = self.manifest.shards[number]
+        return ShardStamp(self.path / entry.file, self.path / entry.index_file)
+
+    def shard_path(self, number: int) -> Path:
+        """File with the rows of a shard."""
+        return self.path / self.manifest.shards[number].file
 
     def close(self) -> None:
         """Release the shards; views stay valid. A second call does nothing."""
@@ -210,7 +237,7 @@ class Store(Sequence[dict[str, Any]]):
 
     def _damaged(self, row: int, error: Exception) -> DataError:
         shard = bisect_right(self._starts, row) - 1
-        return damaged(self.path / self.manifest.shards[shard].file, str(error), row - self._starts[shard])
+        return damaged(self.shard_path(shard), str(error), row - self._starts[shard])
 
     def _projected(self, columns: Sequence[str] | None) -> pa.Schema:
         if columns is None:

@@ -19,6 +19,7 @@ from penstock.files.listing import names_of
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import StoreSource, open_source
 from penstock.sources.inputs import Input, shown_input
+from penstock.sources.lake_source import LakeSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, has_files, input_files, split_input
 
@@ -178,7 +179,8 @@ class Catalog:
             sampled = getattr(self.source, "sampled_identity", None)
             return [type(self.source).__name__, *(sampled() if sampled is not None else ())]
         names = names_of(getattr(self.source, "files", [Path(name) for name, _ in self.files]))
-        return [[name, size] for name, (_, size) in zip(names, self.files)]
+        own = self.source.identity() if isinstance(self.source, LakeSource) else []
+        return [*([name, size] for name, (_, size) in zip(names, self.files)), *own]
 
     def check_unchanged(self, block: int) -> None:
         """Raise an error if a file has changed since it was split."""

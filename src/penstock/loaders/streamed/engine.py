@@ -149,6 +149,10 @@ class StreamEngine:
             raise ConfigError("streams are assigned for one batch size; a stream cannot resume with another")
         return self.reader.from_state(state)
 
+    def interrupt(self) -> bool:
+        """Make a batch that waits for rows of a live source fail; then the engine has to be closed, and works again."""
+        return self.reader.interrupt()
+
     def close(self) -> None:
         self.reader.close()
 
