@@ -425,7 +425,8 @@ class Bucket:
             raise ObjectExistsError(f"{where!r} was written by another writer meanwhile") from None
         if isinstance(error, known.PreconditionError):
             raise _changed(where, gone=False) from None
-        if isinstance(error, (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)):
+        denied = (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)
+        if isinstance(error, denied) or status in ("401", "403"):  # lists raise a GenericError
             raise PermissionError(
                 f"{where!r} may not be used with these credentials: {_said(error)}; check the keys of the environment"
             ) from None

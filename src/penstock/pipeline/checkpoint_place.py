@@ -12,7 +12,14 @@ from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import ObjectExistsError, ObjectVersion, open_bucket, output_place, shown_place
+from penstock.files.objects import (
+    ChangedObjectError,
+    ObjectExistsError,
+    ObjectVersion,
+    open_bucket,
+    output_place,
+    shown_place,
+)
 from penstock.files.remote import RemotePath
 
 CHECKPOINT_NAME = "checkpoint.json"
@@ -88,12 +95,16 @@ class BucketPlace:
         self._lock.release()
 
     def read(self) -> bytes | None:
-        info = self._bucket.info(self._key)
-        self._version = info.written if info is not None else None
-        if info is None:
-            return None
-        data = bytes(self._bucket.read(self._key, etag=info.etag))
-        return None if _is_begun(data) else data
+        while True:
+            info = self._bucket.info(self._key)
+            self._version = info.written if info is not None else None
+            if info is None:
+                return None
+            try:
+                data = bytes(self._bucket.read(self._key, etag=info.etag))
+            except ChangedObjectError:
+                continue  # another run has just saved
+            return None if _is_begun(data) else data
 
     def write(self, data: bytes) -> None:
         try:
