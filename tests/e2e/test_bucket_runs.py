@@ -50,9 +50,8 @@ class Dying({sink}):
 
 source, target, kept = sys.argv[1:4]
 rows = [json.loads(line) for line in open(source)]
-Pipeline(
-    RowsSource(rows, batch_rows=50), [], Dying(target{options}), PipelineConfig(checkpoint_seconds=0, batch_rows=50, workers=1)
-).run(kept)
+config = PipelineConfig(checkpoint_seconds=0, batch_rows=50, workers=1)
+Pipeline(RowsSource(rows, batch_rows=50), [], Dying(target{options}), config).run(kept)
 """
 
 
