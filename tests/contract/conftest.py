@@ -11,6 +11,7 @@ import io
 import json
 import os
 import secrets
+import shutil
 import threading
 import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,10 +27,21 @@ import pytest
 from deltalake import write_deltalake
 from pyiceberg.catalog import load_catalog
 
+from foreign_tokens import FILES, write_megatron, written_row
 from penstock.connections.sql import Database
 from penstock.errors import ConfigError, StoppedError
 from penstock.pipeline import Sink, Source
-from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink, SqlSink, StoreSink
+from penstock.sinks import (
+    ArrowSink,
+    CsvSink,
+    DeltaSink,
+    IteratorSink,
+    JsonlSink,
+    MemorySink,
+    ParquetSink,
+    SqlSink,
+    StoreSink,
+)
 from penstock.sources import (
     ArrowSource,
     AsyncIteratorSource,
@@ -39,11 +51,14 @@ from penstock.sources import (
     IteratorSource,
     JsonlSource,
     JsonSource,
+    MdsSource,
     MemorySource,
     ParquetSource,
     SqlSource,
     StoreSource,
     TextSource,
+    TokenFileSource,
+    WebDatasetSource,
     open_source,
 )
 from penstock.store import Manifest, StoreWriter
@@ -297,6 +312,43 @@ def store(home: Path) -> SourceCase:
     return SourceCase(lambda: StoreSource(home / "a.store"), NESTED, places, bad)
 
 
+def mds(home: Path) -> SourceCase:
+    folder, rows = FILES / "mds/tokens", [{"tokens": written_row(row), "uid": row} for row in range(20)]
+    places = [(str(folder / "shard.00000.mds"), row) for row in range(12)]
+    places += [(str(folder / "shard.00001.mds"), row) for row in range(8)]
+
+    def bad() -> tuple[Source, str, int]:
+        shutil.copytree(folder, home / "bad")
+        path = home / "bad/shard.00001.mds"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        return MdsSource(home / "bad"), str(path), 0
+
+    return SourceCase(lambda: MdsSource(folder), rows, places, bad)
+
+
+def webdataset(home: Path) -> SourceCase:
+    first, second = (FILES / f"webdataset/tokens-00000{number}.tar" for number in range(2))
+    rows = [{"__key__": f"row{n:04d}", "json": f'{{"row": {n}}}', "tokens.npy": written_row(n)} for n in range(10)]
+
+    def bad() -> tuple[Source, str, int]:
+        path = home / "bad.tar"
+        path.write_bytes(second.read_bytes()[: 3 * 4096])  # the third sample is whole, but nothing says so
+        return WebDatasetSource([first, path]), str(path), 2
+
+    return SourceCase(lambda: WebDatasetSource([first, second]), rows, places_in(first, second, 5), bad)
+
+
+def token_file(home: Path) -> SourceCase:
+    path, rows = FILES / "megatron/docs", [{"input_ids": written_row(row)} for row in range(20)]
+    places = [(str(path.with_suffix(".bin")), row) for row in range(20)]
+
+    def bad() -> tuple[Source, str, int]:
+        write_megatron(home / "bad", [[-4, 1], [3]], "int32")
+        return TokenFileSource(home / "bad"), str(home / "bad.bin"), 0
+
+    return SourceCase(lambda: TokenFileSource(path), rows, places, bad)
+
+
 def database_rows(url: str, **options: Any) -> SourceCase:
     """Rows in a table of its own, in another order than that of the key; few, since each source logs in."""
     rows, table = FLAT[:12], f"rows_{secrets.token_hex(6)}"
@@ -365,6 +417,9 @@ SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "async iterator, rows": async_rows,
     "async iterator, batches": async_batches,
     "store": store,
+    "MDS": mds,
+    "WebDataset": webdataset,
+    "Megatron": token_file,
     "SQLite": lambda home: database_rows(f"sqlite:///{home}/a.db"),
     "DuckDB": lambda home: database_rows(f"duckdb:///{home}/a.db"),
     "Delta table": delta,
@@ -387,6 +442,9 @@ WITH_BAD_INPUT = [
     "iterator, rows",
     "async iterator, rows",
     "store",
+    "MDS",
+    "WebDataset",
+    "Megatron",
     "Delta table",
 ]
 
@@ -412,7 +470,8 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
-    return files | {MemorySource, IteratorSource, AsyncIteratorSource, SqlSource, DeltaSource, IcebergSource}
+    archives = {MdsSource, WebDatasetSource, TokenFileSource}
+    return files | archives | {MemorySource, IteratorSource, AsyncIteratorSource, SqlSource, DeltaSource, IcebergSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------
@@ -443,6 +502,15 @@ def see_store(sink: Any) -> list[Row]:
     if not sink.path.exists():
         return []
     source, rows = StoreSource(sink.path), []
+    while (batch := source.next_batch(1000)) is not None:
+        rows += batch.to_pylist()
+    return rows
+
+
+def see_table(sink: Any) -> list[Row]:
+    if not sink.path.exists():
+        return []
+    source, rows = DeltaSource(sink.path), []
     while (batch := source.next_batch(1000)) is not None:
         rows += batch.to_pylist()
     return rows
@@ -494,6 +562,8 @@ SINKS = {
     "JSON lines directory": file_case("out", JsonlSink, rows_per_file=11),
     "CSV directory": file_case("out", CsvSink, rows_per_file=11),
     "store": SinkCase(lambda directory: StoreSink(directory / "out.store", tokens=None, shard_bytes=300), see_store),
+    "Delta table": SinkCase(lambda directory: DeltaSink(directory / "t"), see_table),
+    "Delta table, small files": SinkCase(lambda directory: DeltaSink(directory / "t", file_bytes=1), see_table),
     "memory": SinkCase(lambda directory: MemorySink(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
     "iterator": SinkCase(lambda directory: Collecting(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
 }
@@ -543,4 +613,4 @@ def sink_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def sink_kinds() -> set[type]:
     """The class of each sink that the cases cover."""
-    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink, SqlSink}
+    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink, SqlSink, DeltaSink}

@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 import xxhash
 
+from penstock.connections.shared_cache import CacheSpec, SharedCache, shared_cache
 from penstock.corpus.recipe import OpenedRecipe, Recipe, Steps
 from penstock.errors import ChangedFileError, ConfigError, ResumeError
 from penstock.files.atomic import check_own_directory, remove_own_directory, write_atomic
@@ -37,6 +38,7 @@ from penstock.sources.inputs import Input, fingerprints_of
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.home import StoreHome, store_home
 from penstock.store.manifest import is_store, is_whole, read_manifest
+from penstock.store.shared_files import fetch_store, share_store
 
 LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
@@ -94,6 +96,8 @@ class _Job:
     mode: str
     config: PipelineConfig
     budget: MemoryBudget | int | str | None
+    cache: SharedCache | None
+    """Where others may have put the store, and where it is put."""
     inputs: _Inputs
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
@@ -128,6 +132,7 @@ def prepare(
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = 0.0,
     progress: Progress | None = None,
+    cache: CacheSpec | None = None,
 ) -> Prepared:
     """Make the token store of some files, unless it exists already, made of the same bytes with the same recipe.
 
@@ -138,12 +143,21 @@ def prepare(
     several processes want the same store, one makes it; the others wait up to `wait_seconds` for it, or raise. A store
     made of an iterator, whose content is not known before it is read, is not recognised again.
     `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
+    With a `cache` (its URL, see `open_cache`), a store that another machine has made is fetched, and one that is made
+    here is put there; `mode` has to be "create".
     """
     target = output_place(out, "out")
     opened = OpenedRecipe.of(recipe, inputs)
     files = _Inputs.of(opened)
-    chosen = config or PipelineConfig()
-    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, inputs=files)
+    chosen, shared = config or PipelineConfig(), None if cache is None else shared_cache(cache)
+    if shared is not None and mode != "create":
+        raise ConfigError(f"cache= is for stores made in one run, and mode is {mode!r}; omit cache, or use mode create")
+    if shared is not None and not isinstance(target, Path):
+        raise ConfigError(
+            f"cache= is for a store on this machine, and {shown_place(target)} is in a bucket, where other machines "
+            "find it; omit cache"
+        )
+    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files)
     return _make(job, wait_seconds, progress)
 
 
@@ -156,11 +170,13 @@ def prepare_cached(
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = _LONGEST_WAIT,
     progress: Progress | None = None,
+    cache: SharedCache | None = None,
 ) -> Prepared:
     """The store of some files or data below `home`, named by its key; made if it does not exist.
 
     The first process makes it; others wait for it. The key of a store is noted under the hash of the request, so that
-    a store that exists is found without a look at the rows and without parsing the tokenizer.
+    a store that exists is found without a look at the rows and without parsing the tokenizer. One that does not is
+    looked for in `cache`, and put there once it is made.
     """
     chosen = config or PipelineConfig()
     opened = OpenedRecipe.of(recipe, inputs)
@@ -183,7 +199,9 @@ def prepare_cached(
         raise ConfigError(f"a loader caches the rows that it prepares, and {reason}")
     prepared = _without_bad_rows(home, steps, files, chosen.on_error)
     if prepared is None:
-        job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
+        job = _Job(
+            opened=opened, out=home / key, mode="create", config=chosen, budget=budget, cache=cache, inputs=files
+        )
         prepared = _make(job, wait_seconds, progress)
     if note is not None:
         try:
@@ -293,7 +311,21 @@ def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared
             _log.info("%s prepares %s; waiting for it", lock.owner(), job.shown)
         if not lock.acquire(wait_seconds):
             raise ConfigError(f"{job.shown} is being prepared by {lock.owner()}; wait for it, or choose another path")
-        return _prepare(job, progress)
+        if job.cache is None:
+            return _prepare(job, progress)
+        return _prepare_shared(job, job.cache, progress)
+
+
+def _prepare_shared(job: _Job, cache: SharedCache, progress: Progress | None) -> Prepared:
+    """The store, fetched if another machine has made it; otherwise made, and put where others find it."""
+    key = job.opened.steps().lineage(job.inputs.fingerprints, job.config.on_error).key
+    assert isinstance(job.out, Path)
+    if key is not None and not job.out.exists():
+        fetch_store(cache, key, job.out)
+    prepared = _prepare(job, progress)
+    if key is not None and prepared.manifest.key == key:
+        share_store(cache, job.out, key, extra=[LOSSES_NAME])
+    return prepared
 
 
 def _prepare(job: _Job, progress: Progress | None) -> Prepared:

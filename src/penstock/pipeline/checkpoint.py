@@ -14,13 +14,13 @@ from typing import Any, cast
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.checkpoint_file import BucketCheckpointFile, LocalCheckpointFile, checkpoint_file
 from penstock.files.compression import inflate
 from penstock.files.filesystems import shown
 from penstock.files.listing import PathLike
 from penstock.files.objects import bucket_has, output_place
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.pipeline.chain import stage_name
-from penstock.pipeline.checkpoint_place import BucketPlace, DirectoryPlace, checkpoint_place
 from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable, Remembering, Sink, Source, State, Stateful, Transform
@@ -46,7 +46,7 @@ _CHECKPOINT = StateFormat(
         "report": (dict, None),
     },
 )
-Place = DirectoryPlace | BucketPlace
+Place = LocalCheckpointFile | BucketCheckpointFile
 
 
 def fingerprint(source: object, transforms: Sequence[object]) -> str:
@@ -71,7 +71,7 @@ def check_state(state: Mapping[str, Any], mark: str, described: str) -> None:
 
 def load_checkpoint(path: PathLike) -> State | None:
     """The last durable state in a directory or below a URL, or None before the first."""
-    return _load(checkpoint_place(path))
+    return _load(checkpoint_file(path))
 
 
 def _load(place: Place) -> State | None:
@@ -126,7 +126,7 @@ class Checkpoint:
                     f"run(checkpoint=...) cannot resume {stage_name(cast(Transform, transform))}, which keeps what it "
                     "has seen in memory; give it a directory="
                 )
-        self._place = checkpoint_place(path)
+        self._place = checkpoint_file(path)
         self._sink = cast(Durable, sink)
         self._every = every_seconds
         self._saved_at = time.monotonic()

@@ -9,6 +9,9 @@ from penstock.sources.by_suffix import open_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.delta import DeltaSource
+from penstock.sources.foreign.mds import MdsSource
+from penstock.sources.foreign.token_files import TokenFileSource
+from penstock.sources.foreign.webdataset import WebDatasetSource
 from penstock.sources.iceberg import IcebergSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.logs.kafka import KafkaSource
@@ -29,6 +32,7 @@ __all__ = [
     "JsonSource",
     "JsonlSource",
     "KafkaSource",
+    "MdsSource",
     "MemorySource",
     "NatsSource",
     "ParquetSource",
@@ -36,5 +40,7 @@ __all__ = [
     "SqlSource",
     "StoreSource",
     "TextSource",
+    "TokenFileSource",
+    "WebDatasetSource",
     "open_source",
 ]

@@ -18,6 +18,10 @@ from penstock.plugins import formats
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.foreign.mds import MdsSource
+from penstock.sources.foreign.mds_index import is_mds, mds_files
+from penstock.sources.foreign.token_files import TokenFileSource
+from penstock.sources.foreign.webdataset import WebDatasetSource
 from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.lakes import lake_among
@@ -26,11 +30,15 @@ from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, da
 from penstock.sources.sql import SqlSource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
+from penstock.store.foreign.lookup import is_token_file
 from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
 
 _log = logging.getLogger(__name__)
 
-_BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)
+_BUILT_IN = (
+    *(JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource),
+    *(MdsSource, WebDatasetSource),
+)
 _MAKERS: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
 
 
@@ -94,6 +102,10 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
         if len(paths) > 1:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
         return stores[0]
+    if len(paths) == 1 and (local := local_or_none(paths[0])) is not None and is_mds(local):
+        return SourceFiles(MdsSource, mds_files(local))
+    if len(paths) == 1 and local is not None and is_token_file(local):
+        return SourceFiles(TokenFileSource, [local])
     files = list_files(paths)
     saved = any(file.name in (STATE, SPLITS) for file in files)
     if saved:
@@ -121,7 +133,7 @@ _METADATA = re.compile(
     r"|.*\.(md5|sha1|sha256|sha512|crc|py|ipynb|ya?ml|toml|cfg|sh|pdf|html?|png|jpe?g|svg|log|lock|bib|cff|rst)"
 )
 """Names of files beside data: descriptions, checksums, scripts."""
-_ROWS = (JsonlSource, CsvSource, ParquetSource, ArrowSource)
+_ROWS = (JsonlSource, CsvSource, ParquetSource, ArrowSource, MdsSource, WebDatasetSource)
 """Formats that descriptions are not written in: `changelog.jsonl` is data about changes."""
 _MOST = 0.9
 """Share of the bytes that one format must have, if others are there."""

@@ -29,6 +29,7 @@ from penstock.sources.lakes import open_lake
 from penstock.sources.saved_dataset import SavedDatasetSource
 from penstock.sources.tables import readable, refuse_splits
 from penstock.store import Store, open_store
+from penstock.store.foreign.lookup import is_token_file
 from penstock.store.manifest import is_store, refuse_remote_store
 
 logger = logging.getLogger(__name__)
@@ -390,7 +391,8 @@ def as_sample_dataset(
     if isinstance(dataset, (str, os.PathLike)):
         refuse_remote_store(dataset)
         local = local_or_none(dataset)
-        dataset = open_store(dataset) if local is not None and is_store(local) else _table_at(dataset)
+        stored = local is not None and (is_store(local) or is_token_file(local))
+        dataset = open_store(dataset) if stored else _table_at(dataset)
     refuse_splits(dataset)
     if isinstance(dataset, Store):
         return _of_store(dataset, objective, keep)

@@ -254,7 +254,7 @@ class FlatReader:
 
 
 def check_ids(
-    values: npt.NDArray[Any], offsets: npt.NDArray[Any], vocab_size: int | None, path: Path, first: int
+    values: npt.NDArray[Any], offsets: npt.NDArray[Any], vocab_size: int | None, path: Path | None, first: int
 ) -> None:
     """Refuse ids that are negative or not in the vocabulary; `first` is the number of the first row."""
     if not len(values) or (values.min() >= 0 and (vocab_size is None or values.max() < vocab_size)):
@@ -268,7 +268,7 @@ def check_ids(
     raise DataError(
         f"row {row} holds the id {int(values[place])}, and ids of this vocabulary are {allowed}; pass the tokenizer "
         "that made the file, or its real dtype",
-        file=str(path),
+        file=None if path is None else str(path),
         row=row,
     )
 

@@ -28,7 +28,7 @@ _BEGUN = "begun"
 """The only key of what stands in a bucket before the first save."""
 
 
-class DirectoryPlace:
+class LocalCheckpointFile:
     """A checkpoint on disk."""
 
     def __init__(self, directory: Path) -> None:
@@ -68,7 +68,7 @@ class DirectoryPlace:
         """Nothing: no stale run can write here."""
 
 
-class BucketPlace:
+class BucketCheckpointFile:
     """A checkpoint in an object store. A run that has lost the lock without knowing it cannot replace what its
     successor wrote: the store refuses to."""
 
@@ -127,10 +127,10 @@ class BucketPlace:
         self.write(orjson.dumps({_BEGUN: self._holder}))
 
 
-def checkpoint_place(path: PathLike) -> DirectoryPlace | BucketPlace:
+def checkpoint_file(path: PathLike) -> LocalCheckpointFile | BucketCheckpointFile:
     """The place that a user named."""
     place = output_place(path, "checkpoint")
-    return DirectoryPlace(place) if isinstance(place, Path) else BucketPlace(place)
+    return LocalCheckpointFile(place) if isinstance(place, Path) else BucketCheckpointFile(place)
 
 
 def _is_begun(data: bytes) -> bool:
