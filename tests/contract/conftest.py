@@ -31,7 +31,17 @@ from foreign_tokens import FILES, write_megatron, written_row
 from penstock.connections.sql import Database
 from penstock.errors import ConfigError, StoppedError
 from penstock.pipeline import Sink, Source
-from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink, SqlSink, StoreSink
+from penstock.sinks import (
+    ArrowSink,
+    CsvSink,
+    DeltaSink,
+    IteratorSink,
+    JsonlSink,
+    MemorySink,
+    ParquetSink,
+    SqlSink,
+    StoreSink,
+)
 from penstock.sources import (
     ArrowSource,
     AsyncIteratorSource,
@@ -497,6 +507,15 @@ def see_store(sink: Any) -> list[Row]:
     return rows
 
 
+def see_table(sink: Any) -> list[Row]:
+    if not sink.path.exists():
+        return []
+    source, rows = DeltaSource(sink.path), []
+    while (batch := source.next_batch(1000)) is not None:
+        rows += batch.to_pylist()
+    return rows
+
+
 class Collecting(IteratorSink):
     """An iterator sink with its consumer, which a pipeline would otherwise wait for."""
 
@@ -543,6 +562,8 @@ SINKS = {
     "JSON lines directory": file_case("out", JsonlSink, rows_per_file=11),
     "CSV directory": file_case("out", CsvSink, rows_per_file=11),
     "store": SinkCase(lambda directory: StoreSink(directory / "out.store", tokens=None, shard_bytes=300), see_store),
+    "Delta table": SinkCase(lambda directory: DeltaSink(directory / "t"), see_table),
+    "Delta table, small files": SinkCase(lambda directory: DeltaSink(directory / "t", file_bytes=1), see_table),
     "memory": SinkCase(lambda directory: MemorySink(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
     "iterator": SinkCase(lambda directory: Collecting(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
 }
@@ -592,4 +613,4 @@ def sink_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def sink_kinds() -> set[type]:
     """The class of each sink that the cases cover."""
-    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink, SqlSink}
+    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink, SqlSink, DeltaSink}

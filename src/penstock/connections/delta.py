@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import re
 from typing import Any
-from urllib.parse import parse_qsl
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import is_remote, local_or_none, shown
 from penstock.files.listing import PathLike
+from penstock.files.objects import open_bucket
 
 LOG = "_delta_log"
-_OPTIONS = {
-    "region": "AWS_REGION",
-    "endpoint_override": "AWS_ENDPOINT_URL",
-    "access_key": "AWS_ACCESS_KEY_ID",
-    "secret_key": "AWS_SECRET_ACCESS_KEY",
-}
-"""Options in the query of a URL, and their names for deltalake."""
+_COLOUR = re.compile(r"\x1b\[\d*m")
+_FRAME = re.compile(r"\s*(\d+:|at /)")
+_CODE = re.compile(r"<Code>(\w+)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
+
+
+_UNREACHED = ("Error performing", "Generic S3 error", "error sending request", "lacked the necessary")
+"""Signs that a request failed, and the log was not read."""
 
 
 def require_deltalake() -> Any:
@@ -32,24 +32,15 @@ def require_deltalake() -> Any:
 
 
 def address(path: PathLike) -> tuple[str, dict[str, str]]:
-    """The address of a table for deltalake, and the options in the query of its URL.
+    """The address of a table for deltalake, and the options by which it reaches the storage.
 
-    Credentials are found where deltalake looks for them: the environment, and roles of the machine.
+    Credentials are found where those of all URLs are, and never are part of the address.
     """
     local = local_or_none(path)
     if local is not None:
         return str(local.resolve()), {}
-    url, _, query = os.fspath(path).partition("?")
-    options = {}
-    for name, value in parse_qsl(query):
-        if name not in {*_OPTIONS, "scheme", "allow_bucket_creation"}:
-            known = ", ".join((*_OPTIONS, "scheme"))
-            raise ConfigError(f"{shown(path)!r}: unknown option {name!r}; known: {known}")
-        if name in _OPTIONS:
-            options[_OPTIONS[name]] = f"http://{value}" if name == "endpoint_override" and "://" not in value else value
-        elif name == "scheme" and value == "http":
-            options["AWS_ALLOW_HTTP"] = "true"
-    return url.rstrip("/"), options
+    bucket, key = open_bucket(path)
+    return bucket.url_of(key).rstrip("/"), bucket.options
 
 
 def open_table(path: PathLike, version: int | None = None) -> Any:
@@ -66,7 +57,7 @@ def open_table(path: PathLike, version: int | None = None) -> Any:
 
 def _refusal(deltalake: Any, path: PathLike, version: int | None, error: Exception) -> Exception:
     reason = brief(error)
-    if isinstance(error, OSError) or (is_remote(path) and "Generic S3 error" in reason):
+    if isinstance(error, OSError) or (is_remote(path) and any(sign in str(error) for sign in _UNREACHED)):
         return ConnectionError(f"the Delta table {shown(path)!r} cannot be reached: {reason}")
     if version is not None:
         url, options = address(path)
@@ -83,9 +74,12 @@ def _refusal(deltalake: Any, path: PathLike, version: int | None, error: Excepti
 
 
 def brief(error: BaseException) -> str:
-    """The message of an error of deltalake, without the stack of its machine code."""
-    lines = [line for line in str(error).splitlines() if line.strip() and not line.lstrip()[:2].rstrip(":").isdigit()]
-    return " ".join(line.strip() for line in lines if not line.lstrip().startswith("at "))[:500] or type(error).__name__
+    """The message of an error of deltalake: without colours, without the stack of its machine code."""
+    text = _COLOUR.sub("", str(error)).replace("↳", "-")
+    if (found := _CODE.search(text)) is not None:
+        return f"{found[1]}: {found[2]}" if found[2] else found[1]
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _FRAME.match(line)]
+    return " ".join(lines)[:400] or type(error).__name__
 
 
 def delta_log_at(path: PathLike) -> bool:
@@ -93,7 +87,5 @@ def delta_log_at(path: PathLike) -> bool:
     local = local_or_none(path)
     if local is not None:
         return (local / LOG).is_dir()
-    from penstock.files.remote import RemotePath
-
-    place = RemotePath(os.fspath(path)) / LOG
-    return place.can_be_listed and place.is_dir()
+    bucket, key = open_bucket(path)
+    return next(bucket.objects(f"{key}/{LOG}/".lstrip("/")), None) is not None

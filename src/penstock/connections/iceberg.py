@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import is_remote, local_or_none, shown
 from penstock.files.listing import PathLike
+from penstock.files.objects import open_bucket
 
 METADATA = "metadata"
 _SUFFIX = ".metadata.json"
@@ -82,17 +83,27 @@ def _by_metadata(path: PathLike) -> Any:
     from pyiceberg.table import StaticTable
 
     text = os.fspath(path)
-    file = text if text.endswith(_SUFFIX) else newest_metadata(path)
+    file = text if text.partition("?")[0].endswith(_SUFFIX) else newest_metadata(path)
     if file is None:
         raise FileNotFoundError(f"no Iceberg table at {shown(path)!r}: it has no {METADATA}/*{_SUFFIX}")
     local = local_or_none(file)
     if local is not None and not local.exists():
         raise FileNotFoundError(f"no such metadata file: {str(local)!r}")
     try:
-        return StaticTable.from_metadata(file if local is None else local.resolve().as_uri())
+        if local is not None:
+            return StaticTable.from_metadata(local.resolve().as_uri())
+        bucket, key = open_bucket(file)
+        return StaticTable.from_metadata(bucket.url_of(key), _properties(bucket.options))
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise DataError(f"the metadata of the Iceberg table is damaged: {reason}", file=shown(file)) from error
+
+
+def _properties(options: Mapping[str, str]) -> dict[str, str]:
+    """Options of a bucket as pyiceberg calls them."""
+    names = {"endpoint": "endpoint", "region": "region", "access_key_id": "access-key-id"}
+    names |= {"secret_access_key": "secret-access-key", "session_token": "session-token"}
+    return {f"s3.{names[name]}": value for name, value in options.items() if name in names}
 
 
 def newest_metadata(path: PathLike) -> str | None:
@@ -103,12 +114,13 @@ def newest_metadata(path: PathLike) -> str | None:
     names = _metadata_names(path)
     if not names:
         return None
-    home = os.fspath(path).rstrip("/")
+    home, _, query = os.fspath(path).partition("?")
+    home, query = home.rstrip("/"), f"?{query}" if query else ""
     hint = _hint(path) if _HINT in names else None
     if hint is not None:
         for name in (hint, f"{hint}{_SUFFIX}", f"v{hint}{_SUFFIX}"):
             if name in names:
-                return f"{home}/{METADATA}/{name}"
+                return f"{home}/{METADATA}/{name}{query}"
     numbered = [(int(found[1]), name) for name in names if (found := _NUMBERED.fullmatch(name)) is not None]
     if not numbered:
         return None
@@ -119,7 +131,7 @@ def newest_metadata(path: PathLike) -> str | None:
             f"the Iceberg table {shown(path)!r} has several metadata files of number {last} ({', '.join(newest)}); "
             "pass the path of the one that is meant, or the name of the table and its catalog"
         )
-    return f"{home}/{METADATA}/{newest[0]}"
+    return f"{home}/{METADATA}/{newest[0]}{query}"
 
 
 def _metadata_names(path: PathLike) -> Sequence[str]:
@@ -127,25 +139,20 @@ def _metadata_names(path: PathLike) -> Sequence[str]:
     if local is not None:
         there = local / METADATA
         return [file.name for file in there.iterdir()] if there.is_dir() else []
-    from penstock.files.remote import RemotePath
-
-    place = RemotePath(os.fspath(path)) / METADATA
-    if not place.can_be_listed or not place.is_dir():
-        return []
-    return [each.name for each in place.iterdir()]
+    bucket, key = open_bucket(path)
+    return [found.key.rpartition("/")[2] for found in bucket.list_folder(f"{key}/{METADATA}".lstrip("/"))[1]]
 
 
 def _hint(path: PathLike) -> str:
     local = local_or_none(path)
     if local is not None:
         return (local / METADATA / _HINT).read_text().strip()
-    from penstock.files.remote import RemotePath
-
-    return (RemotePath(os.fspath(path)) / METADATA / _HINT).read_bytes().decode().strip()
+    bucket, key = open_bucket(path)
+    return bytes(bucket.read(f"{key}/{METADATA}/{_HINT}".lstrip("/"))).decode().strip()
 
 
 def iceberg_metadata_at(path: PathLike) -> bool:
     """True if a path or URL is that of an Iceberg table, or of its metadata file."""
-    if os.fspath(path).endswith(_SUFFIX):
+    if os.fspath(path).partition("?")[0].endswith(_SUFFIX):
         return True
     return any(_NUMBERED.fullmatch(name) for name in _metadata_names(path))

@@ -12,6 +12,7 @@ from typing import Any, Self, get_args
 import numpy as np
 import orjson
 
+from penstock.connections.shared_cache import CacheSpec, SharedCache, shared_cache
 from penstock.corpus.recipe import OpenedRecipe, Recipe, Steps
 from penstock.errors import ChangedFileError, ConfigError, ResumeError
 from penstock.files.atomic import check_own_directory, remove_own_directory, write_atomic
@@ -32,6 +33,7 @@ from penstock.sources.by_suffix import SourceFiles
 from penstock.sources.inputs import Input, fingerprints_of
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
+from penstock.store.shared_files import fetch_store, share_store
 
 LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
@@ -89,6 +91,8 @@ class _Job:
     mode: str
     config: PipelineConfig
     budget: MemoryBudget | int | str | None
+    cache: SharedCache | None
+    """Where others may have put the store, and where it is put."""
     inputs: _Inputs
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
@@ -110,6 +114,7 @@ def prepare(
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = 0.0,
     progress: Progress | None = None,
+    cache: CacheSpec | None = None,
 ) -> Prepared:
     """Make the token store of some files, unless it exists already, made of the same bytes with the same recipe.
 
@@ -119,12 +124,16 @@ def prepare(
     several processes want the same store, one makes it; the others wait up to `wait_seconds` for it, or raise. A store
     made of an iterator, whose content is not known before it is read, is not recognised again.
     `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
+    With a `cache` (its URL, see `open_cache`), a store that another machine has made is fetched, and one that is made
+    here is put there; `mode` has to be "create".
     """
     target = require_local(out, "out")
     opened = OpenedRecipe.of(recipe, inputs)
     files = _Inputs.of(opened)
-    chosen = config or PipelineConfig()
-    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, inputs=files)
+    chosen, shared = config or PipelineConfig(), None if cache is None else shared_cache(cache)
+    if shared is not None and mode != "create":
+        raise ConfigError(f"cache= is for stores made in one run, and mode is {mode!r}; omit cache, or use mode create")
+    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files)
     return _make(job, wait_seconds, progress)
 
 
@@ -137,11 +146,13 @@ def prepare_cached(
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = _LONGEST_WAIT,
     progress: Progress | None = None,
+    cache: SharedCache | None = None,
 ) -> Prepared:
     """The store of some files or data below `home`, named by its key; made if it does not exist.
 
     The first process makes it; others wait for it. The key of a store is noted under the hash of the request, so that
-    a store that exists is found without a look at the rows and without parsing the tokenizer.
+    a store that exists is found without a look at the rows and without parsing the tokenizer. One that does not is
+    looked for in `cache`, and put there once it is made.
     """
     chosen = config or PipelineConfig()
     opened = OpenedRecipe.of(recipe, inputs)
@@ -164,7 +175,9 @@ def prepare_cached(
         raise ConfigError(f"a loader caches the rows that it prepares, and {reason}")
     prepared = _without_bad_rows(home, steps, files, chosen.on_error)
     if prepared is None:
-        job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
+        job = _Job(
+            opened=opened, out=home / key, mode="create", config=chosen, budget=budget, cache=cache, inputs=files
+        )
         prepared = _make(job, wait_seconds, progress)
     if note is not None:
         try:
@@ -235,7 +248,20 @@ def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared
             _log.info("%s prepares %s; waiting for it", lock.owner(), job.out)
         if not lock.acquire(wait_seconds):
             raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another path")
-        return _prepare(job, progress)
+        if job.cache is None:
+            return _prepare(job, progress)
+        return _prepare_shared(job, job.cache, progress)
+
+
+def _prepare_shared(job: _Job, cache: SharedCache, progress: Progress | None) -> Prepared:
+    """The store, fetched if another machine has made it; otherwise made, and put where others find it."""
+    key = job.opened.steps().lineage(job.inputs.fingerprints, job.config.on_error).key
+    if key is not None and not job.out.exists():
+        fetch_store(cache, key, job.out)
+    prepared = _prepare(job, progress)
+    if key is not None and prepared.manifest.key == key:
+        share_store(cache, prepared.path, key, extra=[LOSSES_NAME])
+    return prepared
 
 
 def _prepare(job: _Job, progress: Progress | None) -> Prepared:

@@ -77,7 +77,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """State of an object that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
+    """Version that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
 
     etag: str | None
     version: str | None = None
@@ -97,12 +97,12 @@ def is_object_url(path: PathLike) -> bool:
     return "::" not in text and text.partition("://")[0].lower() in OBJECT_SCHEMES and "://" in text
 
 
-def open_bucket(url: PathLike) -> tuple[Bucket, str]:
+def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[Bucket, str]:
     """The bucket that a URL leads into, and the key in it (empty for the bucket itself).
 
     Credentials and addresses come from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), from `~/.aws`, from the
     machine's own identity, or from the query of the URL (`?region=eu-west-1&endpoint=http://...`). Clients are shared
-    by all users in a process.
+    by all users in a process. `retry_seconds` is for those who can do without the answer: by default `RETRY_SECONDS`.
     """
     text = os.fspath(url)
     if not is_object_url(text):
@@ -110,7 +110,8 @@ def open_bucket(url: PathLike) -> tuple[Bucket, str]:
         raise ConfigError(f"{shown(text)!r} is no URL of an object store; expected {known}")
     path, query = cut(text)
     root, _, key = path.partition("://")[2].partition("/")
-    return _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark()), key.strip("/")
+    bucket = _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark(), retry_seconds)
+    return bucket, key.strip("/")
 
 
 def _environment_mark() -> int:
@@ -120,7 +121,7 @@ def _environment_mark() -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _bucket(scheme: str, root: str, query: str, mark: int) -> Bucket:
+def _bucket(scheme: str, root: str, query: str, mark: int, retry_seconds: float | None) -> Bucket:
     require("obstore", "cloud")
     login, _, name = root.rpartition("@") if scheme in ("s3", "s3a") else ("", "", root)
     if not name:
@@ -130,15 +131,18 @@ def _bucket(scheme: str, root: str, query: str, mark: int) -> Bucket:
         user, _, password = login.partition(":")
         options |= {"access_key_id": unquote(user), "secret_access_key": unquote(password)}
     try:
-        store = _client(scheme, name, options, retries=0)  # `Bucket` asks again itself, also if a body is cut off
+        # `Bucket` asks again itself, also if a body is cut off.
+        store = _client(scheme, name, options, retries=0, patience=retry_seconds or RETRY_SECONDS)
     except Exception as error:  # noqa: BLE001 - obstore's errors have no common base here
         raise ConfigError(
             f"{scheme}://{name} cannot be opened: {_said(error)}; check the options in the URL and the environment"
         ) from None
-    return Bucket(f"{scheme}://{name}", store, functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES))
+    patience = retry_seconds or RETRY_SECONDS
+    patient = functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES, patience=patience)
+    return Bucket(f"{scheme}://{name}", store, patient, retry_seconds)
 
 
-def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -> Any:
+def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, patience: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options: dict[str, Any] = dict(given)
@@ -147,8 +151,12 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -
     if endpoint and "://" not in endpoint:
         options["endpoint"] = endpoint = f"{'http' if allow_http else 'https'}://{endpoint}"
     ways: dict[str, Any] = {
-        "client_options": {"timeout": "60s", "connect_timeout": "5s", "pool_idle_timeout": "30s"},
-        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+        "client_options": {
+            "timeout": f"{min(60.0, 3 * patience):g}s",
+            "connect_timeout": f"{min(5.0, patience):g}s",
+            "pool_idle_timeout": "30s",
+        },
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=patience)},
     }
     if scheme in ("gs", "gcs"):
         return GCSStore(name, **options, **ways)
@@ -198,9 +206,19 @@ def _profile() -> dict[str, str]:
 class Bucket:
     """The objects of one bucket. Safe to use from many threads; every method waits for its answer without the GIL."""
 
-    def __init__(self, url: str, store: Any, patient: Callable[[], Any] | None = None) -> None:
-        self.url, self._store = url, store
+    def __init__(
+        self, url: str, store: Any, patient: Callable[[], Any] | None = None, retry_seconds: float | None = None
+    ) -> None:
+        self.url, self._store, self._retry_seconds = url, store, retry_seconds
         self._make_patient, self._patient_store = patient, None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options by which other clients reach the bucket, credentials among them: not for messages or states."""
+        options = {str(name): str(value) for name, value in self._store.config.items() if name != "bucket"}
+        if str((self._store.client_options or {}).get("allow_http")).lower() == "true":
+            options["allow_http"] = "true"
+        return options
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
@@ -218,14 +236,14 @@ class Bucket:
         """The objects below a prefix, which ends at a `/`, sorted by key; those behind the key `after`."""
         import obstore
 
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 for page in obstore.list(self._store, prefix or None, offset=after):
                     for found in sorted(page, key=lambda one: one["path"]):
                         after = found["path"]
                         yield _info(found)
-                    until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+                    until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
                 return
             except Exception as error:  # noqa: BLE001 - raised again unless asking again helps
                 pause = self._wait(prefix, error, until, pause)
@@ -343,7 +361,7 @@ class Bucket:
 
     def _ask(self, key: str, ask: Callable[[], Answer], *, pinned: bool = False) -> Answer:
         """The answer to a request, which is made again where that may help."""
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 return ask()
@@ -356,8 +374,8 @@ class Bucket:
         where = shown(self.url_of(key))
         if time.monotonic() + pause > until:
             raise ConnectionError(
-                f"{where!r}: no whole answer within {RETRY_SECONDS:g} s: {_said(error)}; check the network and the "
-                "address, or try again later"
+                f"{where!r}: no whole answer within {self._retry_seconds or RETRY_SECONDS:g} s: {_said(error)}; check "
+                "the network and the address, or try again later"
             ) from None
         log.debug("%s: %s; asking again", where, _said(error))
         time.sleep(pause * (0.5 + random.random()))

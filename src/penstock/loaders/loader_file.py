@@ -74,7 +74,9 @@ _SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided":
 _KINDS: dict[str, Any] = {
     "path": str | list[str],
     "sharding": Literal["contiguous", "strided", "balanced"] | None,
+    "shuffle": bool | Literal["blocks"],
     "budget": ByteSize | None,
+    "cache_bytes": ByteSize,
     "epochs": int | None,
     "sources": dict[str, Any],
     "weights": Any,

@@ -22,6 +22,8 @@ from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, as_paths, list_files
+from penstock.files.objects import is_object_url
+from penstock.order.block_shuffle import shuffle_of
 from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
@@ -31,9 +33,8 @@ from penstock.store import Store, open_store
 from penstock.store.foreign.base import ForeignStore
 from penstock.store.foreign.lookup import has_texts, is_foreign, open_dataset
 from penstock.store.gather import TokenTable
-from penstock.store.manifest import Manifest, is_store, refuse_remote_store
+from penstock.store.manifest import Manifest, bucket_stores, is_store, refuse_remote_store
 from penstock.store.preferences import label_column
-from penstock.store.shards import Verify
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
@@ -92,8 +93,8 @@ def open_inputs(
     if not isinstance(paths, Store):
         # Once: it may be an iterator.
         saved = None if as_paths(paths) else dataset_store(paths, alone=recipe is not None)
-        paths = saved or as_input(paths)
-    stores = _stores(paths, options.verify, alone=recipe is not None)
+        paths = saved or as_paths(paths) or as_input(paths)
+    stores = _stores(paths, options, alone=recipe is not None)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
     if stores is None:
@@ -107,9 +108,16 @@ def open_inputs(
         from penstock.corpus.prepare import prepare_cached  # imported only to make a store
         from penstock.observe import pipeline_progress
 
-        home = (options.cache or default_cache_directory()) / "stores"
-        progress = pipeline_progress if options.progress else None
-        made = prepare_cached(paths, home, recipe, config=options.pipeline, budget=options.memory, progress=progress)
+        home = (options.cache_home or default_cache_directory()) / "stores"
+        made = prepare_cached(
+            paths,
+            home,
+            recipe,
+            config=options.pipeline,
+            budget=options.memory,
+            progress=pipeline_progress if options.progress else None,
+            cache=options.shared_cache,
+        )
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():
@@ -133,9 +141,11 @@ def _converted(data: Any, recipe: Recipe | None, options: Options) -> list[Store
     from penstock.observe import pipeline_progress
     from penstock.transforms.token_columns import SelectTokens
 
-    home = (options.cache or default_cache_directory()) / "stores"
+    home = (options.cache_home or default_cache_directory()) / "stores"
     progress = pipeline_progress if options.progress else None
-    made = convert_cached(rows, SelectTokens(), home, budget=options.memory, progress=progress)
+    made = convert_cached(
+        rows, SelectTokens(), home, budget=options.memory, progress=progress, cache=options.shared_cache
+    )
     return [open_store(made, verify=options.verify)]
 
 
@@ -159,7 +169,10 @@ def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
 
 def stores_at(paths: Paths) -> list[Store]:
     """Stores at these paths; none if they are raw files."""
-    return _stores(paths if isinstance(paths, Store) else as_input(paths), "fast", alone=True) or []
+    given = paths if isinstance(paths, Store) else as_input(paths)
+    for path in given if isinstance(given, list) else ():
+        refuse_remote_store(path)
+    return _stores(given, Options(verify="fast"), alone=True) or []
 
 
 def dataset_store(data: Any, *, alone: bool = False) -> Store | None:
@@ -169,16 +182,20 @@ def dataset_store(data: Any, *, alone: bool = False) -> Store | None:
     return open_dataset(data)
 
 
-def _stores(paths: Any, verify: Verify, *, alone: bool = False) -> list[Store] | None:
+def _stores(paths: Any, options: Options, *, alone: bool = False) -> list[Store] | None:
     """Stores at these paths; None if there are none. With `alone`, tokens beside texts do not count."""
     if isinstance(paths, Store):
         return [paths]
     if not isinstance(paths, list):
         return None
     listed: list[PathLike] = paths
+    homes: list[Sequence[PathLike]] = []
     for path in listed:
-        refuse_remote_store(path)
-    homes = [[] if (local := local_or_none(path)) is None else _stores_at(local, alone) for path in listed]
+        if is_object_url(path):
+            homes.append(bucket_stores(path))
+        else:
+            refuse_remote_store(path)
+            homes.append([] if (local := local_or_none(path)) is None else _stores_at(local, alone))
     if not any(homes):
         return None
     for path, there in zip(listed, homes):
@@ -187,7 +204,11 @@ def _stores(paths: Any, verify: Verify, *, alone: bool = False) -> list[Store] |
             raise ConfigError(
                 f"{shown_input(paths)} are stores and raw files; prepare the raw files, or pass both to MixedDataLoader"
             )
-    return [open_store(home, verify=verify) for found in homes for home in found]
+    return [
+        open_store(home, verify=options.verify, cache_dir=options.cache_dir, cache_bytes=options.cache_bytes)
+        for found in homes
+        for home in found
+    ]
 
 
 def _stores_at(path: Path, alone: bool) -> list[Path]:
@@ -322,7 +343,7 @@ class Sampling:
 
     def order(self, table: Table, options: Options, name: str) -> Order:
         """Order of the samples of a source."""
-        shuffle, seed, strategy = options.shuffle, options.seed, self.strategy
+        shuffle, seed, strategy = shuffle_of(options.shuffle), options.seed, self.strategy
         if options.max_tokens is not None:
             return self._budget_order(table, options, name)
         if strategy == "concat":
@@ -335,7 +356,7 @@ class Sampling:
         return kind(table, truncation, shuffle=shuffle, seed=seed, name=name)
 
     def _budget_order(self, table: Table, options: Options, name: str) -> Order:
-        shuffle, seed, most, strategy = options.shuffle, options.seed, options.max_tokens, self.strategy
+        shuffle, seed, most, strategy = shuffle_of(options.shuffle), options.seed, options.max_tokens, self.strategy
         assert most is not None
         if strategy == "concat" or (strategy is not None and not options.padding_free):
             raise ConfigError(

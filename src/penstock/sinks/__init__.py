@@ -1,5 +1,6 @@
 """Sinks of batches: files that appear whole or not at all, databases, messages of brokers, memory, iteration."""
 
+from penstock.sinks.delta import DeltaSink
 from penstock.sinks.formats import ArrowSink, CsvSink, JsonlSink, ParquetSink, open_sink
 from penstock.sinks.logs.kafka import KafkaSink
 from penstock.sinks.logs.nats import NatsSink
@@ -11,6 +12,7 @@ from penstock.sinks.store import StoreSink
 __all__ = [
     "ArrowSink",
     "CsvSink",
+    "DeltaSink",
     "IteratorSink",
     "JsonlSink",
     "KafkaSink",

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
+from penstock.connections.delta import delta_log_at
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.checksums import (
     ARROW_TAIL,
@@ -26,7 +27,9 @@ from penstock.files.checksums import (
     hash_segments,
 )
 from penstock.files.compression import open_output
+from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, is_database, split_suffix
+from penstock.files.objects import is_object_url
 from penstock.files.parquet_footer import MAGIC, join_footers, split_file
 from penstock.memory.budget import column_bytes, parse_bytes
 from penstock.pipeline.cores import available_cores
@@ -34,6 +37,7 @@ from penstock.pipeline.functions import rows_of
 from penstock.pipeline.prefetch import Background
 from penstock.pipeline.stages import Sink
 from penstock.plugins import formats
+from penstock.sinks.delta import DeltaSink
 from penstock.sinks.file_sink import FileSink, Writer
 from penstock.sinks.logs import open_log
 from penstock.sinks.sql import SqlSink
@@ -506,17 +510,28 @@ _BUILT_IN: dict[str, Any] = {
 def open_sink(path: PathLike, **options: Any) -> Sink:
     """The sink that writes files with this path's suffix; of a URL, the sink of its database or broker.
 
-    `postgresql://host/name?table=documents` is a `SqlSink`, `nats://host/STREAM` a `NatsSink`.
+    `postgresql://host/name?table=documents` is a `SqlSink`, `nats://host/STREAM` a `NatsSink`; the path of a Delta
+    table that exists is a `DeltaSink`.
     """
     if is_database(path):
         return SqlSink(path, **options)  # type: ignore[arg-type]
     if (messages := open_log(path, **options)) is not None:
         return messages  # type: ignore[no-any-return]
     suffix = split_suffix(path)[0]
+    if not suffix and _is_table(path):
+        return DeltaSink(path, **options)
     makers = _BUILT_IN if suffix in _BUILT_IN else _with_plugins()
     if suffix not in makers:
-        raise ConfigError(f"no sink writes {suffix or 'a path without a suffix'!r}; known: {', '.join(sorted(makers))}")
+        hint = "" if suffix else "; a new Delta table is written by DeltaSink (type: delta)"
+        raise ConfigError(
+            f"no sink writes {suffix or 'a path without a suffix'!r}; known: {', '.join(sorted(makers))}{hint}"
+        )
     return makers[suffix](path, **options)  # type: ignore[no-any-return]
+
+
+def _is_table(path: PathLike) -> bool:
+    """True for the place of a Delta table that exists."""
+    return (local_or_none(path) is not None or is_object_url(path)) and delta_log_at(path)
 
 
 def _with_plugins() -> dict[str, Any]:

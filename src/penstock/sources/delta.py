@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from penstock.connections.delta import open_table
 from penstock.errors import ConfigError
-from penstock.files.filesystems import is_remote
 from penstock.files.listing import PathLike
 from penstock.sources.lake_source import LakeFile, LakeSource, Snapshot
 
@@ -88,13 +87,6 @@ class DeltaSource(LakeSource):
             file = LakeFile(place, action["size_bytes"], rows, values, deleted.get(place))
             found.append((action["modification_time"], file))
         return [file for _, file in sorted(found, key=lambda each: (each[0], each[1].location))]
-
-    def _location(self, uri: str) -> str:
-        """A local path, or a URL with the query of the table's."""
-        if uri.startswith("file://"):
-            return uri.removeprefix("file://")
-        query = self.location.partition("?")[2] if is_remote(uri) else ""
-        return f"{uri}?{query}" if query else uri
 
     def _chosen(self, table: Any, schema: pa.Schema) -> set[str] | None:
         """Files that may have rows of the filter; None: all."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.connections.iceberg import open_table
 from penstock.errors import ConfigError, DataError
-from penstock.files.filesystems import is_remote, local_path, shown
+from penstock.files.filesystems import shown
 from penstock.files.listing import PathLike
 from penstock.sources.lake_source import LakeFile, LakeSource, RowFilter, Snapshot
 
@@ -118,17 +118,6 @@ class IcebergSource(LakeSource):
                 )
             )
         return sorted(found, key=lambda file: file.location)
-
-    def _location(self, uri: str) -> str:
-        """A local path, or a URL with the query of the table's."""
-        if is_remote(uri):
-            local = local_path(uri)
-            if local is not None:
-                return str(local)
-            query = self.location.partition("?")[2]
-            scheme, _, rest = uri.partition("://")
-            return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{rest}{'?' if query else ''}{query}"
-        return uri
 
 
 class _Deletes:

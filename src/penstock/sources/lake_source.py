@@ -16,7 +16,7 @@ import xxhash
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.checksums import FileFingerprint
-from penstock.files.filesystems import is_remote, shown
+from penstock.files.filesystems import is_remote, local_path, shown
 from penstock.files.listing import FoundFiles, list_files
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import State
@@ -328,6 +328,20 @@ class LakeSource(ParquetSource):
     def file_of(self) -> dict[str, LakeFile]:
         """Files of the version, by the path that is read."""
         return {str(path): file for path, file in zip(self.files, self.snapshot.files)}
+
+    def _location(self, uri: str) -> str:
+        """A local path, or a URL with the login and the query that the URL of the table has."""
+        if uri.startswith("file:"):
+            local = local_path(uri)
+            return uri if local is None else str(local)
+        if not is_remote(uri) or not is_remote(self.location):
+            return uri
+        scheme, _, rest = uri.partition("://")
+        table, _, query = self.location.partition("?")
+        login, at, _ = table.partition("://")[2].partition("/")[0].rpartition("@")
+        if scheme in ("abfs", "abfss", "az") or login == rest.partition("@")[0]:
+            login = at = ""  # the container, or there already
+        return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{login}{at}{rest}{'?' if query else ''}{query}"
 
     def _file_schema(self, path: Path) -> pa.Schema:
         return self.schema

@@ -12,13 +12,12 @@ from penstock.connections.iceberg import iceberg_metadata_at
 from penstock.errors import ConfigError
 from penstock.files.filesystems import local_or_none, shown
 from penstock.files.listing import PathLike
+from penstock.files.objects import is_object_url
 from penstock.sources.delta import DeltaSource
 from penstock.sources.iceberg import IcebergSource
 from penstock.sources.lake_source import LakeSource
 
 _VERSION = re.compile(r"(?P<path>.+)@v(?P<number>\d+)/?")
-_LISTED = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "hdfs")
-"""Schemes of places that can hold tables, and can be asked about a directory with one request."""
 
 
 def open_lake(path: PathLike, **options: Any) -> LakeSource | None:
@@ -58,13 +57,13 @@ def _kind_at(path: str) -> type[DeltaSource] | type[IcebergSource] | None:
 
 def _may_be_table(path: str) -> bool:
     """False for what is certainly none, without a request to a server: files, globs, web pages."""
-    if path.endswith(".metadata.json"):
+    if path.partition("?")[0].endswith(".metadata.json"):
         return True
     local = local_or_none(path)
     if local is not None:
         return local.is_dir() or "@v" in path
     clean = path.partition("?")[0]
     name = clean.rstrip("/").rpartition("/")[2]
-    if clean.partition("://")[0].lower() not in _LISTED or "*" in clean:
+    if not is_object_url(path) or "*" in clean:
         return False
     return clean.endswith("/") or "." not in name or "@v" in name

@@ -61,6 +61,8 @@ class StreamEngine:
         paths = paths.path if isinstance(paths, Store) else as_input(paths)  # once: it may be an iterator
         if options.sharding is not None:
             raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
+        if not isinstance(options.shuffle, bool):
+            raise ConfigError("streaming=True shuffles within windows of its own; pass shuffle=True or False")
         if options.drop_last:
             raise ConfigError("drop_last=True needs the length of an epoch, which a stream does not know; leave it out")
         self.options, self.rank = options, options.find_rank()

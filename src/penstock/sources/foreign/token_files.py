@@ -59,7 +59,7 @@ class TokenFileSource(Source):
     @property
     def files(self) -> list[Path]:
         """The files with the tokens."""
-        return [self.store.shard_path(number) for number in range(len(self.store.manifest.shards))]
+        return [Path(self.store.shard_path(number)) for number in range(len(self.store.manifest.shards))]
 
     @property
     def schema(self) -> pa.Schema:
