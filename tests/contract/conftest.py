@@ -24,7 +24,18 @@ import pytest
 
 from penstock.errors import StoppedError
 from penstock.pipeline import Sink, Source
-from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink, StoreSink
+from penstock.sinks import (
+    ArrowSink,
+    CsvSink,
+    IteratorSink,
+    JsonlSink,
+    KafkaSink,
+    MemorySink,
+    NatsSink,
+    ParquetSink,
+    RedisStreamSink,
+    StoreSink,
+)
 from penstock.sources import (
     ArrowSource,
     AsyncIteratorSource,
@@ -32,8 +43,11 @@ from penstock.sources import (
     IteratorSource,
     JsonlSource,
     JsonSource,
+    KafkaSource,
     MemorySource,
+    NatsSource,
     ParquetSource,
+    RedisStreamSource,
     StoreSource,
     TextSource,
     open_source,
@@ -344,7 +358,8 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
-    return files | {MemorySource, IteratorSource, AsyncIteratorSource}
+    messages = {NatsSource, RedisStreamSource, KafkaSource}  # with their servers in test_log_sources.py
+    return files | {MemorySource, IteratorSource, AsyncIteratorSource} | messages
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------
@@ -440,4 +455,5 @@ def sink_case(request: pytest.FixtureRequest) -> SinkCase:
 @pytest.fixture
 def sink_kinds() -> set[type]:
     """The class of each sink that the cases cover."""
-    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink}
+    messages = {NatsSink, RedisStreamSink, KafkaSink}  # with their servers in test_log_sinks.py
+    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink} | messages

@@ -310,9 +310,11 @@ class _Signature:
         return True
 
     def _spelled(self, name: Any) -> Any:
-        """`path` and `paths` mean the same."""
-        other = {"path": "paths", "paths": "path"}.get(name)
-        return other if other in self.parameters and name not in self.parameters else name
+        """`path`, `paths` and `url` mean the same."""
+        names = ("path", "paths", "url")
+        if name not in names or name in self.parameters:
+            return name
+        return next((other for other in names if other in self.parameters), name)
 
 
 def _shown(name: Any) -> str:

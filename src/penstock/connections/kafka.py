@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from penstock._optional import require
@@ -61,7 +61,9 @@ class KafkaLog:
         self._failed: list[str] = []
 
     def partitions(self) -> list[int]:
-        topic = self._try(lambda: self._client().list_topics(self.topic, timeout=_ANSWER_SECONDS)).topics.get(self.topic)
+        topic = self._try(lambda: self._client().list_topics(self.topic, timeout=_ANSWER_SECONDS)).topics.get(
+            self.topic
+        )
         if topic is None or topic.error is not None or not topic.partitions:
             raise ConfigError(f"{self.name}: there is no topic {self.topic!r}; create it first")
         return sorted(topic.partitions)
@@ -237,7 +239,7 @@ class KafkaLog:
         except kafka.KafkaException as error:
             self._raise(error.args[0])
 
-    def _raise(self, error: Any) -> Any:
+    def _raise(self, error: Any) -> NoReturn:
         kafka = require("confluent_kafka", "kafka")
         codes, told = kafka.KafkaError, error.str()
         if error.code() in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED):

@@ -258,9 +258,12 @@ class _Client:
         servers = [f"{scheme}://{user}@{host}" if user else f"{scheme}://{host}" for host in hosts.split(",")]
         options = {"user_credentials": credentials} if credentials else {}
         try:
-            made._nats = await nats.connect(
+            made._nats = nats.NATS()
+            await made._nats.connect(
                 servers,
                 allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.05,
                 connect_timeout=5,
                 error_cb=made._on_error,
                 closed_cb=made._on_closed,
@@ -271,8 +274,9 @@ class _Client:
             made._inbox = made._nats.new_inbox()
             await made._nats.subscribe(made._inbox, cb=made._on_message)
             await made._nats.subscribe(f"{made._inbox}.ack", cb=made._on_ack)
-        except (OSError, nats.errors.Error, asyncio.TimeoutError) as error:
+        except (TimeoutError, OSError, nats.errors.Error) as error:
             told = str(error) or type(error).__name__
+            await made.close()
             if "uthorization" in told or "uthentication" in told:
                 raise PermissionError(f"{name}: the server refuses the credentials ({told}); check them") from None
             raise ConnectionError(f"{name} cannot be reached: {told}") from None
@@ -283,8 +287,10 @@ class _Client:
         try:
             return bytes((await self._nats.request(subject, payload, timeout=_ANSWER_SECONDS)).data)
         except nats.errors.NoRespondersError:
-            raise ConnectionError(f"{self.name}: JetStream does not answer; is it enabled on the server (-js)?") from None
-        except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
+            raise ConnectionError(
+                f"{self.name}: JetStream does not answer; is it enabled on the server (-js)?"
+            ) from None
+        except (TimeoutError, nats.errors.Error, OSError) as error:
             raise ConnectionError(f"{self.name}: {error!s}") from None
 
     async def pull(self, subject: str, request: dict[str, Any], wait_seconds: float) -> tuple[list[Any], str]:
@@ -297,7 +303,7 @@ class _Client:
         try:
             await self._nats.publish(subject, json.dumps(request).encode(), reply=self._inbox)
             status = await asyncio.wait_for(self._done, wait_seconds + _ANSWER_SECONDS)
-        except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error, OSError) as error:
             raise ConnectionError(f"{self.name}: no answer: {error!s}") from None
         return self._raw, status
 
@@ -315,16 +321,18 @@ class _Client:
             await asyncio.wait_for(self._done, 3 * _ANSWER_SECONDS)
         except nats.errors.MaxPayloadError:
             return f"it is larger than the {self._nats.max_payload} bytes that the server takes (max_payload)"
-        except (nats.errors.Error, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, nats.errors.Error, OSError) as error:
             raise ConnectionError(f"{self.name}: no answer: {error!s}") from None
         refused = (json.loads(ack).get("error") for ack in self._acks if b'"error"' in ack)
         return next((str(error.get("description")) for error in refused if error), None)
 
     async def close(self) -> None:
         self.lost = True
-        if self._nats is not None:
+        with contextlib.suppress(Exception):
+            await self._nats.close()
+        if (transport := getattr(self._nats, "_transport", None)) is not None:  # of a connection that was refused
             with contextlib.suppress(Exception):
-                await self._nats.close()
+                transport.close()
 
     async def _on_message(self, message: Any) -> None:
         if not message.reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -113,9 +114,7 @@ class RedisLog:
         def send(client: Any) -> list[Any]:
             with client.pipeline(transaction=False) as pipeline:
                 for number, value, partition in zip(messages.numbers, messages.values, messages.partitions):
-                    pipeline.execute_command(
-                        "XADD", self.streams[partition], f"{messages.run}-{number}", field, value
-                    )
+                    pipeline.execute_command("XADD", self.streams[partition], f"{messages.run}-{number}", field, value)
                 found: list[Any] = pipeline.execute(raise_on_error=False)
                 return found
 
@@ -123,7 +122,7 @@ class RedisLog:
             if isinstance(answer, redis.exceptions.ResponseError) and "equal or smaller" in str(answer):
                 refused.append(at)
             elif isinstance(answer, Exception):
-                self._try(lambda _, answer=answer: _raise(answer))
+                self._try(partial(_raise, answer))
         for at in refused:  # it is there already, or somebody else has appended
             key, name = self.streams[messages.partitions[at]], f"{messages.run}-{messages.numbers[at]}"
             there = self._call("XRANGE", key, name, name)
@@ -151,7 +150,9 @@ class RedisLog:
         try:
             return int(milliseconds) << _SEQUENCE_BITS | int(sequence or 0)
         except ValueError:
-            raise ConfigError(f"{text!r} is no id of a stream of Redis; expected one such as '1526919030474-55'") from None
+            raise ConfigError(
+                f"{text!r} is no id of a stream of Redis; expected one such as '1526919030474-55'"
+            ) from None
 
     def close(self) -> None:
         client, self._client = self._client, None
@@ -193,7 +194,9 @@ class RedisLog:
         pairs = zip(fields[::2], fields[1::2])
         if self._field is not None:
             return next((value for name, value in pairs if name == self._field), None)
-        return orjson.dumps({name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs})
+        return orjson.dumps(
+            {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs}
+        )
 
     def _call(self, *command: Any) -> Any:
         # Without the parsing of the client, which makes a dict of each entry.
@@ -222,7 +225,9 @@ class RedisLog:
             raise ConnectionError(f"{self.name} cannot be reached: {error}") from None
         except errors.ResponseError as error:
             if str(error).startswith(("NOAUTH", "WRONGPASS")):
-                raise PermissionError(f"{self.name}: the server refuses the credentials ({error}); check them") from None
+                raise PermissionError(
+                    f"{self.name}: the server refuses the credentials ({error}); check them"
+                ) from None
             raise ConfigError(f"{self.name}: {error}") from None
 
 
@@ -231,5 +236,5 @@ def _number(name: bytes) -> int:
     return int(milliseconds) << _SEQUENCE_BITS | int(sequence)
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: Exception, _: Any) -> None:
     raise error

@@ -37,7 +37,6 @@ from penstock.corpus.raw_rows import (
 )
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
-from penstock.files.listing import as_paths
 from penstock.pipeline import Source, Transform
 from penstock.sources import (
     ArrowSource,
@@ -51,6 +50,7 @@ from penstock.sources import (
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.file_source import check_columns
 from penstock.sources.inputs import Input, as_input
+from penstock.sources.logs.base import LogSource
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
@@ -357,7 +357,7 @@ class OpenedRecipe:
     @classmethod
     def of(cls, recipe: Recipe, inputs: Input) -> OpenedRecipe:
         """The recipe with files, or data in any form that `open_source` takes."""
-        given = as_paths(inputs) or as_input(inputs)
+        given = as_input(inputs)
         if not isinstance(given, list):
             return cls(recipe, given)
         found = find_source(given)
@@ -378,7 +378,7 @@ class OpenedRecipe:
         recipe, source = self.recipe, self.given
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
-        if isinstance(source, MemorySource | IteratorSource):
+        if isinstance(source, MemorySource | IteratorSource | LogSource):
             there = source.column_names()
             if not there or source.size_hint() == 0:
                 raise DataError("there are no rows in the input", file=repr(source))

@@ -26,6 +26,7 @@ from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
 from penstock.sources.inputs import Input, as_input, shown_input
+from penstock.sources.logs import open_log
 from penstock.sources.tables import kind_of
 from penstock.store import Store, open_store
 from penstock.store.foreign.base import ForeignStore
@@ -91,7 +92,7 @@ def open_inputs(
     """
     if not isinstance(paths, Store):
         # Once: it may be an iterator.
-        paths = as_paths(paths) or dataset_store(paths, alone=recipe is not None) or as_input(paths)
+        paths = open_log(paths) or as_paths(paths) or dataset_store(paths, alone=recipe is not None) or as_input(paths)
     stores = _stores(paths, options.verify, alone=recipe is not None)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)

@@ -20,6 +20,7 @@ from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
 from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.logs import open_log
 from penstock.sources.record_source import RecordSource
 from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, data_files, has_mapping
 from penstock.sources.store import StoreSource
@@ -64,9 +65,12 @@ def open_source(data: Input, **options: Any) -> Source:
     Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
     and scripts, files that no source reads, text beside at least as many bytes of one structured format, and formats
     with less than a tenth of the bytes. Without such a format it is an error. The directory of a token store is a
-    `StoreSource`. Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table,
-    reader or dataset, a list of dicts, a dict of columns, or an iterable of dicts.
+    `StoreSource`. URLs of brokers (`nats://host/STREAM`, `redis://host/0?stream=NAME`, `kafka://host/TOPIC`) are
+    sources of messages. Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow
+    table, reader or dataset, a list of dicts, a dict of columns, or an iterable of dicts.
     """
+    if (messages := open_log(data, **options)) is not None:
+        return messages  # type: ignore[no-any-return]
     given = as_input(data)
     if not isinstance(given, list):
         if options:

@@ -18,6 +18,7 @@ from penstock.files.checksums import FileFingerprint, fingerprint_files
 from penstock.files.listing import PathLike, as_paths
 from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.logs import open_log
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.tables import kind_of, refuse_splits
@@ -37,11 +38,13 @@ _EXPECTED = (
 
 
 def as_input(data: Input) -> list[PathLike] | Any:
-    """Paths as a list, and anything else as a source of its rows. Neither files nor rows are opened.
+    """Paths as a list, and anything else, URLs of brokers too, as a source of its rows. Nothing is opened.
 
     Tables, frames and datasets are read where they are. An iterator, a reader of record batches, and an
     `IterableDataset` are read row by row, from the beginning each time.
     """
+    if (messages := open_log(data)) is not None:
+        return messages
     if (paths := as_paths(data)) is not None:
         return paths
     if hasattr(data, "next_batch"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections import Counter
-from typing import Any
 
 import pyarrow as pa
 import xxhash
@@ -225,5 +224,3 @@ def _pieces(values: list[bytes]) -> list[tuple[int, int]]:
 def _pause(seconds: float) -> bool:
     time.sleep(seconds)
     return False
-
-
