@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
@@ -14,6 +15,8 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import ARROW_TAIL, PARQUET_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
+from penstock.files.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, window_for
+from penstock.files.remote_file import InputFile, RemoteFile
 from penstock.memory.views import MappedFile
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check_columns, project
@@ -52,29 +55,36 @@ class ParquetSource(FileSource):
         if verify not in ("own", "pages", "none"):
             raise ConfigError(f"verify must be 'own', 'pages' or 'none', got {verify!r}")
         self._columns, self._verify = check_columns(columns), verify
-        self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
+        self._piece_bytes, self._whole_bytes, self._window = _PIECE_BYTES, _WHOLE_BYTES, WINDOW_BYTES
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         self._checksums(path)
-        schema = pq.read_schema(path)
+        schema = parquet_metadata(path).schema.to_arrow_schema()
         return project(schema, self._list.partitions.stored(self._columns, schema.names), str(path))
 
-    def _checksums(self, path: Path) -> Checksums | None:
+    def _checksums(self, path: InputFile) -> Checksums | None:
         """Checksums of the file, if it has any; its footer is then reliable."""
         return read_checksums(path, PARQUET_TAIL) if self._verify != "none" else None
 
-    def _file_rows(self, path: Path) -> int | None:
-        return int(pq.read_metadata(path).num_rows)
+    def _file_rows(self, path: InputFile) -> int | None:
+        return int(parquet_metadata(path).num_rows)
 
     def fit_budget(self, nbytes: int) -> None:
         """Smaller pieces, and fewer row groups as a whole, if there is less memory."""
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
         self._whole_bytes = min(_MOST_WHOLE_BYTES, nbytes // 64)
+        self._window = window_for(nbytes)
 
-    def _open(self, path: Path) -> _ParquetReader:
+    def _open(self, path: InputFile) -> _ParquetReader:
+        pages = self._verify == "pages"
         return _ParquetReader(
-            path, self._columns, self._piece_bytes, self._checksums(path), pages=self._verify == "pages"
+            path,
+            self._columns,
+            self._piece_bytes,
+            self._checksums(path),
+            pages=pages,
+            window=self._window,
         )
 
     # -- in blocks, decoded elsewhere --------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ class ParquetSource(FileSource):
     def skip_file(self) -> str:
         """After an error: skip to the next row group, or to the next file if there is none; returns a description."""
         try:
-            metadata = pq.read_metadata(self.files[self._file])
+            metadata = parquet_metadata(self.files[self._file])
         except _DAMAGED:
             return super().skip_file()
         self.close()
@@ -168,7 +178,7 @@ class ParquetSource(FileSource):
 class _Groups:
     """Row groups of a file that follow one another, from some row of the first on."""
 
-    path: Path
+    path: InputFile
     metadata: Any
     numbers: tuple[int, ...]
     skip: int
@@ -178,15 +188,23 @@ class _Groups:
     checksums: Checksums | None
     pages: bool
     """True to compare the page checksums."""
+    ranges: RangeFile | None = None
+    """Of a remote file: the bytes, which were requested."""
 
     def read(self, columns: list[str] | None) -> pa.RecordBatch:
-        _check_groups(self.path, self.metadata, self.numbers, columns, self.checksums)
-        with pq.ParquetFile(
-            self.path, metadata=self.metadata, pre_buffer=False, page_checksum_verification=self.pages
-        ) as file:
-            pieces = list(
-                file.iter_batches(self.skip + self.rows, row_groups=self.numbers, columns=columns, use_threads=False)
-            )
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.checksums is not None:
+                    opened = self.ranges or stack.enter_context(open(self.path, "rb", buffering=0))
+                    _check_groups(opened, self.metadata, self.numbers, columns, self.checksums)
+                source = self.path if self.ranges is None else pa.PythonFile(self.ranges, mode="r")
+                options: Any = {"pre_buffer": False, "page_checksum_verification": self.pages}
+                file = stack.enter_context(pq.ParquetFile(source, metadata=self.metadata, **options))
+                rows = self.skip + self.rows
+                pieces = list(file.iter_batches(rows, row_groups=self.numbers, columns=columns, use_threads=False))
+        finally:
+            if self.ranges is not None:
+                self.ranges.close()
         whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
         if whole.num_rows != self.skip + self.rows:
             raise pa.ArrowInvalid(
@@ -199,7 +217,7 @@ class _Groups:
         skip = self.skip
         for number in self.numbers:
             rows = self.metadata.row_group(number).num_rows
-            yield replace(self, numbers=(number,), skip=skip, rows=rows - skip)
+            yield replace(self, numbers=(number,), skip=skip, rows=rows - skip, ranges=None)
             skip = 0
 
 
@@ -207,12 +225,27 @@ class _ParquetReader:
     """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
 
     def __init__(
-        self, path: Path, columns: list[str] | None, piece_bytes: int, checksums: Checksums | None, *, pages: bool
+        self,
+        path: InputFile,
+        columns: list[str] | None,
+        piece_bytes: int,
+        checksums: Checksums | None,
+        *,
+        pages: bool,
+        window: int = WINDOW_BYTES,
     ) -> None:
         self._checksums, self._pages = checksums, pages and checksums is None
+        self._window = window
+        self._ranges = RangeFile(path, window) if isinstance(path, RemoteFile) else None
         self._file = pq.ParquetFile(
-            path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False, page_checksum_verification=self._pages
+            path if self._ranges is None else pa.PythonFile(self._ranges, mode="r"),
+            metadata=None if self._ranges is None else parquet_metadata(path),
+            buffer_size=_READ_AHEAD_BYTES,
+            pre_buffer=False,
+            page_checksum_verification=self._pages,
         )
+        self._planned = -1
+        """Row group whose ranges were requested."""
         self._path, self._columns, self._piece_bytes = path, columns, piece_bytes
         self._group = 0
         self._skip = 0
@@ -276,16 +309,39 @@ class _ParquetReader:
             return None
         self._skip = 0
         numbers = tuple(range(first, self._group))
-        return _Groups(
+        groups = _Groups(
             self._path, metadata, numbers, skip, rows - skip, nbytes, checksums=self._checksums, pages=self._pages
         )
+        return groups if self._ranges is None else self._requested(groups)
+
+    def _requested(self, groups: _Groups) -> _Groups:
+        """The same row groups, whose bytes are on their way when they are decoded."""
+        assert isinstance(self._path, RemoteFile)
+        wanted = [part for number in groups.numbers for part in self._spans(number)]
+        ranges = RangeFile(self._path, sum(stop - start for start, stop in wanted) + _MOST_WHOLE_BYTES)
+        ranges.plan(wanted)
+        return replace(groups, ranges=ranges, nbytes=groups.nbytes + ranges.held_bytes)
+
+    def _spans(self, group: int) -> list[tuple[int, int]]:
+        """Bytes of a row group that are read, and compared with their checksums."""
+        found = [_span(chunk) for chunk in _chunks(self._file.metadata.row_group(group), self._columns)]
+        return found if self._checksums is None else [self._checksums.around(*span) for span in found]
+
+    def _plan(self, group: int) -> None:
+        """Request what is read of a row group."""
+        if self._ranges is not None and self._planned != group:
+            self._planned = group
+            self._ranges.plan(self._spans(group))
 
     def held_bytes(self) -> int:
-        pending = self._pending
-        return pending.nbytes if pending is not None else 0
+        pending, ranges = self._pending, self._ranges
+        return (pending.nbytes if pending is not None else 0) + (ranges.held_bytes if ranges is not None else 0)
 
     def close(self) -> None:
+        self._pieces = iter(())
         self._file.close()
+        if self._ranges is not None:
+            self._ranges.close()
 
     def _size_of(self, group: int) -> int:
         """Size of a row group in memory: that in the file, or that of its rows by the ones seen before."""
@@ -300,11 +356,16 @@ class _ParquetReader:
 
     def _probe(self, group: int) -> None:
         # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
+        self._plan(group)
         probe = next(self._iterate(group, _PROBE_ROWS), None)
         self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
 
     def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
-        _check_groups(self._path, self._file.metadata, (group,), self._columns, self._checksums)
+        self._plan(group)
+        if self._checksums is not None:
+            with contextlib.ExitStack() as stack:
+                opened = self._ranges or stack.enter_context(open(self._path, "rb", buffering=0))
+                _check_groups(opened, self._file.metadata, (group,), self._columns, self._checksums)
         if not self._row_bytes:
             self._probe(group)
         rows = int(self._piece_bytes / max(1.0, self._row_bytes))
@@ -324,17 +385,19 @@ def _chunks(group: Any, columns: list[str] | None) -> Iterator[Any]:
             yield chunk
 
 
+def _span(chunk: Any) -> tuple[int, int]:
+    """Bytes of a column chunk."""
+    first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    return first, first + chunk.total_compressed_size
+
+
 def _check_groups(
-    path: Path, metadata: Any, numbers: Sequence[int], columns: list[str] | None, checksums: Checksums | None
+    file: io.RawIOBase, metadata: Any, numbers: Sequence[int], columns: list[str] | None, checksums: Checksums
 ) -> None:
     """Compare the bytes of row groups with their checksums before anything is made of them."""
-    if checksums is None:
-        return
-    with open(path, "rb", buffering=0) as file:
-        for number in numbers:
-            for chunk in _chunks(metadata.row_group(number), columns):
-                first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-                checksums.check(file, first, first + chunk.total_compressed_size)
+    for number in numbers:
+        for chunk in _chunks(metadata.row_group(number), columns):
+            checksums.check(file, *_span(chunk))
 
 
 _FILE_MAGIC = b"ARROW1\0\0"
@@ -368,32 +431,33 @@ class ArrowSource(FileSource):
         self._columns = check_columns(columns)
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
         self._verify = verify
-        self._copied_bytes = _COPIED_BYTES
+        self._copied_bytes, self._window = _COPIED_BYTES, WINDOW_BYTES
 
     def fit_budget(self, nbytes: int) -> None:
         """Map batches that are large against the memory there is."""
         self._copied_bytes = min(_COPIED_BYTES, nbytes // 16)
+        self._window = window_for(nbytes)
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         reader = _ArrowReader(path, verify=self._verify)
         reader.close()
         return project(reader.schema, self._list.partitions.stored(self._columns, reader.schema.names), str(path))
 
-    def _file_rows(self, path: Path) -> int | None:
+    def _file_rows(self, path: InputFile) -> int | None:
         reader = _ArrowReader(path, verify=self._verify)
         try:
             return reader.rows()
         finally:
             reader.close()
 
-    def _open(self, path: Path) -> OpenedFile:
-        return _ArrowReader(path, verify=self._verify, copied_bytes=self._copied_bytes)
+    def _open(self, path: InputFile) -> OpenedFile:
+        return _ArrowReader(path, verify=self._verify, copied_bytes=self._copied_bytes, window=self._window)
 
 
 class _ArrowReader:
     """One open file of either kind."""
 
-    def __init__(self, path: Path, *, verify: bool, copied_bytes: int = 0) -> None:
+    def __init__(self, path: InputFile, *, verify: bool, copied_bytes: int = 0, window: int = WINDOW_BYTES) -> None:
         self._path, self._verify, self._copied_bytes = path, verify, copied_bytes
         self._checksums: Checksums | None = None
         self._pending: pa.RecordBatch | None = None
@@ -401,6 +465,8 @@ class _ArrowReader:
         """Resource to close: a mapping, or a stream of decompressed bytes."""
         if split_suffix(path)[1]:
             self._ipc, self._random = self._open_compressed(path), False
+        elif isinstance(path, RemoteFile):
+            self._ipc = self._open_remote(path, window)
         else:
             mapped = self._file = MappedFile(path)
             head = mapped.buffer(0, min(len(mapped), len(_FILE_MAGIC))).to_pybytes()
@@ -437,7 +503,8 @@ class _ArrowReader:
     def held_bytes(self) -> int:
         pending = self._pending
         mapped = isinstance(self._file, MappedFile)  # which is the system's to keep
-        return pending.nbytes if pending is not None and not mapped else 0
+        ahead = self._file.held_bytes if isinstance(self._file, RangeFile) else 0
+        return ahead + (pending.nbytes if pending is not None and not mapped else 0)
 
     def close(self) -> None:
         # Batches that are still in use keep the mapping alive by reference; this only drops our own.
@@ -445,7 +512,15 @@ class _ArrowReader:
         self._batches = iter(())
         self._file.close()
 
-    def _open_compressed(self, path: Path) -> Any:
+    def _open_remote(self, path: RemoteFile, window: int) -> Any:
+        ranges = self._file = RangeFile(path, window)
+        self._random = bytes(ranges.read_at(0, len(_FILE_MAGIC))) == _FILE_MAGIC
+        if self._verify and self._random:
+            self._checksums = read_checksums(path, ARROW_TAIL)
+        file = pa.PythonFile(ranges, mode="r")
+        return pa.ipc.open_file(file) if self._random else pa.ipc.open_stream(file)
+
+    def _open_compressed(self, path: InputFile) -> Any:
         # The file format is the stream format with a header and a footer.
         head = memoryview(bytearray(len(_FILE_MAGIC)))
         begin = 0
@@ -480,6 +555,8 @@ class _ArrowReader:
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
         if self._verify and isinstance(self._file, MappedFile):
             self._copy_batches()
+        if isinstance(self._file, RangeFile):
+            self._file.stream()
         checksums = self._checksums
         if not self._random:
             for batch in self._ipc:
@@ -501,6 +578,8 @@ class _ArrowReader:
         low, high = checksums.segment(number)
         if isinstance(self._file, MappedFile):
             checksums.check_data(number, self._file.buffer(low, high - low))
+        elif isinstance(self._file, RangeFile):
+            checksums.check_data(number, self._file.read_at(low, high))
         else:
             with open(self._path, "rb", buffering=0) as file:
                 checksums.check(file, low, high)

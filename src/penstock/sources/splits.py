@@ -18,18 +18,19 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.compression import open_input
+from penstock.files.filesystems import is_access_error
 from penstock.files.listing import split_suffix
+from penstock.files.read_ahead import WINDOW_BYTES, RemoteReadAhead, parquet_metadata
 from penstock.files.records import first_newline
+from penstock.files.remote_file import InputFile, RemoteFile
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Origin, Rejected
 from penstock.sources.blocks import BlockPosition, BlockReader, RecordSpans
@@ -182,18 +183,20 @@ def _joined(number: int, groups: Sequence[tuple[int, int]] | None, size: int, ta
     return found
 
 
-def _row_groups(path: Path) -> list[tuple[int, int]] | None:
+def _row_groups(path: InputFile) -> list[tuple[int, int]] | None:
     try:
-        metadata = pq.read_metadata(path)
-    except _DAMAGED:
+        metadata = parquet_metadata(path)
+    except _DAMAGED as error:
+        if isinstance(path, RemoteFile) and is_access_error(error):
+            raise  # other splits than before would be found without it
         return None  # reported when it is read
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def _record_batches(path: Path) -> list[tuple[int, int]] | None:
-    """None for streams, and for compressed files, which list nothing."""
-    if split_suffix(path)[1]:
+def _record_batches(path: InputFile) -> list[tuple[int, int]] | None:
+    """None for streams, for compressed files, which list nothing, and for remote ones, where each is a request."""
+    if split_suffix(path)[1] or isinstance(path, RemoteFile):
         return None
     try:
         with pa.memory_map(str(path)) as file:
@@ -214,6 +217,7 @@ class _LineReader:
     def __init__(self, source: RecordSource, split: InputSplit, at: int) -> None:
         self._source, self._split, self._at = source, split, at
         self._path = source.files[split.file]
+        self._ahead = RemoteReadAhead([self._path], WINDOW_BYTES, until=split.stop)
         self._reader: BlockReader | None = None
         self._data = pa.py_buffer(b"")
         self._first = 0
@@ -278,6 +282,7 @@ class _LineReader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._ahead.close()
 
     def _load(self) -> bool:
         """True if a record is left; reads more if needed."""
@@ -315,13 +320,14 @@ class _LineReader:
                 return False
             begin = found
         self._at = begin - self._split.start
-        self._reader = self._source.reader_of(self._split.file, BlockPosition(0, begin))
+        self._reader = self._source.reader_of(self._split.file, BlockPosition(0, begin), self._ahead)
         return True
 
     def _first_line(self) -> int | None:
         """Start of the first line of the split: after the first newline at or after the byte before it."""
         start, stop = self._split.start, self._split.stop
-        reader = open_input(self._path, start - 1)
+        remote = isinstance(self._path, RemoteFile)
+        reader: Any = self._ahead.open(0, start - 1) if remote else open_input(self._path, start - 1)
         try:
             at, scratch = start - 1, np.empty(_LOOK_BYTES, np.uint8)
             while (stop is None or at < stop - 1) and (got := reader.readinto(memoryview(scratch))):  # type: ignore[arg-type]
