@@ -1,7 +1,7 @@
 """Reading remote files ahead of whoever uses their bytes: several requests at a time, a bounded number of bytes.
 
-A `RemoteReadAhead` is for files that are read from front to back, one after the other; a `RangeFile` for files of which some
-ranges are read, such as the column chunks of Parquet. What was requested counts as held from then on.
+A `RemoteReadAhead` is for files that are read from front to back, one after the other; a `RangeFile` for files of which
+some ranges are read, such as the column chunks of Parquet. What was requested counts as held from then on.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import io
 import os
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -25,7 +26,7 @@ WINDOW_BYTES = 32 << 20
 _LEAST_WINDOW, _MOST_WINDOW = 1 << 18, 64 << 20
 _SHARE = 8
 """Part of a memory budget that is read ahead: one in so many."""
-_LEAST_PART, _FIRST_PART, _MOST_PART = 1 << 16, 1 << 18, 4 << 20
+_LEAST_PART, _FIRST_PART, _MOST_PART = 1 << 16, 1 << 18, 8 << 20
 _TOGETHER_BYTES = 1 << 16
 _MOST_REQUESTS = 32
 _pools: dict[int, ThreadPoolExecutor] = {}
@@ -45,32 +46,41 @@ def window_for(budget_bytes: int) -> int:
     return max(_LEAST_WINDOW, min(_MOST_WINDOW, budget_bytes // _SHARE))
 
 
+def _part_of(window_bytes: int) -> int:
+    """Bytes of a request where so many are requested ahead: a power of two."""
+    return 1 << (max(_LEAST_PART, min(_MOST_PART, window_bytes // _SHARE)).bit_length() - 1)
+
+
 class _Lane:
     """A range of a file that is read from front to back, in parts that are requested ahead."""
 
     def __init__(self, file: RemoteFile, start: int, stop: int, part_bytes: int) -> None:
         self.file, self.start, self.stop = file, start, stop
-        self._part_bytes, self._next = part_bytes, start
+        self._part_bytes, self.requested = part_bytes, start
         self._parts: deque[tuple[int, int, Future[Any]]] = deque()
         self.held = 0
 
     @property
     def over(self) -> bool:
         """True if all of it was requested."""
-        return self._next >= self.stop
+        return self.requested >= self.stop
 
-    def request(self, most: int | None = None) -> int:
-        """Request the next part; how many bytes it has."""
-        size = min(self._part_bytes if most is None else most, self.stop - self._next)
-        start, self._next = self._next, self._next + size
-        self._parts.append((start, self._next, submit(self.file.read_range, start, self._next)))
+    def request(self, most: int | None = None, *, aligned: bool = False) -> int:
+        """Request the next part; how many bytes it has. An aligned one ends at a multiple of its size: servers keep
+        objects in blocks, and some read all of a block for any part of it."""
+        size = self._part_bytes if most is None else most
+        if aligned:
+            size -= (self.requested + size) % size
+        size = min(size, self.stop - self.requested)
+        start, self.requested = self.requested, self.requested + size
+        self._parts.append((start, self.requested, submit(self.file.read_range, start, self.requested)))
         self.held += size
         return size
 
     def covers(self, position: int) -> bool:
         """True if the byte is in a part, or in the next one to request."""
-        first = self._parts[0][0] if self._parts else self._next
-        return first <= position <= self._next and position < self.stop
+        first = self._parts[0][0] if self._parts else self.requested
+        return first <= position <= self.requested and position < self.stop
 
     def part_at(self, position: int) -> tuple[int, memoryview]:
         """Start and bytes of the part that holds a byte; the parts before it are given up."""
@@ -100,9 +110,11 @@ class RemoteReadAhead:
 
     def __init__(self, files: Sequence[InputFile], window_bytes: int, *, until: int | None = None) -> None:
         self._files, self._window, self._until = files, window_bytes, until
-        self._part_bytes = max(_LEAST_PART, min(_MOST_PART, window_bytes // _SHARE))
+        self._part_bytes = _part_of(window_bytes)
         self._lanes: deque[tuple[int, _Lane]] = deque()
         self._allowed = 0
+        self.first_bytes = _FIRST_PART
+        """Bytes of the first request."""
 
     @property
     def held_bytes(self) -> int:
@@ -119,10 +131,13 @@ class RemoteReadAhead:
         if not self._lanes or self._lanes[0][0] != number or not self._lanes[0][1].covers(position):
             self.close()
             self._lanes.append((number, self._lane(number, position)))
-            if self._until is None:
-                self._allowed = self._lanes[0][1].request(min(_FIRST_PART, self._part_bytes))
-        self._request_more()
-        start, data = self._lanes[0][1].part_at(position)
+            self._allowed = self._lanes[0][1].request(min(self.first_bytes, self._needed(position)))
+        lane = self._lanes[0][1]
+        if self._until is None:
+            self._request_more()
+        elif position >= lane.requested:
+            lane.request(self._needed(position))
+        start, data = lane.part_at(position)
         self._allowed = min(self._window, 2 * max(self._allowed, len(data)))
         return start, data
 
@@ -138,16 +153,18 @@ class RemoteReadAhead:
 
     def _lane(self, number: int, start: int) -> _Lane:
         file = self._file(number)
+        return _Lane(file, start, file.size, self._part_bytes)
+
+    def _needed(self, position: int) -> int:
+        """Bytes of a request: of a range all, with the rest of its last record; behind it little at a time."""
         if self._until is None:
-            return _Lane(file, start, file.size, self._part_bytes)
-        # All that is needed in one request, with the rest of the last record; more comes in small parts.
-        whole = self._until + _LEAST_PART - start
-        return _Lane(file, start, file.size, whole if 0 < whole <= self._window else self._part_bytes)
+            return self._part_bytes
+        return max(_LEAST_PART, min(self._window, self._until + _LEAST_PART // 4 - position))
 
     def _request_more(self) -> None:
         """Fill the window."""
         held = self.held_bytes
-        while held < self._allowed and self._until is None:
+        while held < self._allowed:
             number, lane = self._lanes[-1]
             if lane.over:
                 number += 1
@@ -155,7 +172,7 @@ class RemoteReadAhead:
                     return
                 self._lanes.append((number, self._lane(number, 0)))
                 continue
-            held += lane.request(min(self._part_bytes, self._allowed))
+            held += lane.request(min(self._part_bytes, self._allowed), aligned=True)
 
 
 class RemoteStream(io.RawIOBase):
@@ -212,32 +229,44 @@ class RangeFile(io.RawIOBase):
     def held_bytes(self) -> int:
         return sum(lane.held for lane in tuple(self._lanes))
 
-    def plan(self, ranges: Sequence[tuple[int, int]]) -> bool:
-        """Request ranges that will be read; True if all of them fit the window, and are held until the next plan.
+    def plan(self, ranges: Sequence[tuple[int, int]], following: Iterable[Sequence[tuple[int, int]]] = ()) -> None:
+        """Request ranges that will be read, and those of the `following` plans as far as the window goes.
 
-        Otherwise each is read ahead in parts, as if each were a file of its own, and must be read from front to back.
+        They are held until a plan does not have them any more. Ranges that are larger than the window are read ahead in
+        parts, as if each were a file of its own, and must be read from front to back.
         """
-        self._forget()
-        joined = _joined(ranges)
-        whole = sum(stop - start for start, stop in joined) <= self._window
-        if whole:
+        wanted: list[tuple[int, int]] = []
+        total = 0
+        for group in chain([ranges], following):
+            joined = _joined(group)
+            total += sum(stop - start for start, stop in joined)
+            if total > self._window:
+                break
+            wanted += [
+                (at, min(at + _MOST_PART, stop)) for start, stop in joined for at in range(start, stop, _MOST_PART)
+            ]
+        before: dict[tuple[int, int], _Lane | None] = {(lane.start, lane.stop): lane for lane in self._lanes}
+        if wanted or not ranges:
             part, self._depth = _MOST_PART, 0
-            lanes = [(at, min(at + part, stop)) for start, stop in joined for at in range(start, stop, part)]
         else:
-            lanes = sorted(ranges)
-            part = max(_LEAST_PART, min(_MOST_PART, self._window // (2 * len(lanes))))
-            self._depth = max(0, self._window // (len(lanes) * part) - 1)
-        self._lanes = [_Lane(self._file, start, stop, part) for start, stop in lanes]
+            wanted = [*ranges]
+            part = max(_LEAST_PART, min(_MOST_PART, self._window // (2 * len(wanted))))
+            self._depth = max(0, self._window // (len(wanted) * part) - 1)
+            self._forget()
+            before = {}
+        self._lanes = [before.pop(each, None) or _Lane(self._file, *each, part) for each in sorted(wanted)]
         self._starts = [lane.start for lane in self._lanes]
-        if whole:
-            for lane in self._lanes:
+        for dropped in before.values():
+            if dropped is not None:
+                dropped.close()
+        for lane in self._lanes if not self._depth and part == _MOST_PART else ():
+            if not lane.over:
                 lane.request()
-        return whole
 
     def stream(self) -> None:
         """Plan to read all of the file, from front to back."""
         self._forget()
-        part = max(_LEAST_PART, min(_MOST_PART, self._window // _SHARE))
+        part = _part_of(self._window)
         self._depth = self._window // part - 1
         self._lanes, self._starts = [_Lane(self._file, 0, self._file.size, part)], [0]
 
@@ -260,7 +289,7 @@ class RangeFile(io.RawIOBase):
                 lane = self._lanes[number] = _Lane(self._file, start, lane.stop, lane._part_bytes)
             begin, data = lane.part_at(start)
             while self._depth and not lane.over and lane.held < (self._depth + 1) * lane._part_bytes:
-                lane.request()
+                lane.request(aligned=True)
             return data[start - begin : stop - begin]
         tail = self._file.tail(start)
         if tail is not None:

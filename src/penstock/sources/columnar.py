@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import ARROW_TAIL, PARQUET_TAIL, Checksums, read_checksums
@@ -20,13 +16,11 @@ from penstock.files.remote_file import InputFile, RemoteFile
 from penstock.memory.views import MappedFile
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check_columns, project
+from penstock.sources.row_groups import MOST_WHOLE_BYTES, ParquetReader, RowGroups
 
-_READ_AHEAD_BYTES = 1 << 18
 _PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
-_MOST_WHOLE_BYTES = 1 << 26
 _MOST_PARTS = 64
 """A row group that is larger than so many batches is read in pieces, however small it is."""
-_PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
 _LOST = "the rest of a row group is unreadable"
 
 
@@ -55,7 +49,9 @@ class ParquetSource(FileSource):
         if verify not in ("own", "pages", "none"):
             raise ConfigError(f"verify must be 'own', 'pages' or 'none', got {verify!r}")
         self._columns, self._verify = check_columns(columns), verify
-        self._piece_bytes, self._whole_bytes, self._window = _PIECE_BYTES, _WHOLE_BYTES, WINDOW_BYTES
+        self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
+        self._following: tuple[InputFile, ParquetReader] | None = None
+        """The next file, if it is remote and the rows of this one are used up soon."""
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
 
     def _file_schema(self, path: InputFile) -> pa.Schema:
@@ -73,19 +69,62 @@ class ParquetSource(FileSource):
     def fit_budget(self, nbytes: int) -> None:
         """Smaller pieces, and fewer row groups as a whole, if there is less memory."""
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
-        self._whole_bytes = min(_MOST_WHOLE_BYTES, nbytes // 64)
-        self._window = window_for(nbytes)
+        self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
+        self.read_ahead_bytes = window_for(nbytes)
 
-    def _open(self, path: InputFile) -> _ParquetReader:
+    def _open(self, path: InputFile) -> ParquetReader:
         pages = self._verify == "pages"
-        return _ParquetReader(
+        return ParquetReader(
             path,
             self._columns,
             self._piece_bytes,
             self._checksums(path),
             pages=pages,
-            window=self._window,
+            window=self.read_ahead_bytes // 2,
         )
+
+    def _here(self, path: InputFile) -> OpenedFile:
+        if self._opened is None and self._following is not None:
+            known, opened = self._following
+            self._following = None
+            if known == path and not self._row:
+                self._list.stamps.note(path)
+                self._opened = opened
+            else:
+                opened.close()
+        reader = super()._here(path)
+        assert isinstance(reader, ParquetReader)
+        reader.reads_on = True
+        if reader.is_at_last_group and self._following is None:
+            self._open_following(reader)
+        return reader
+
+    def _open_following(self, reader: ParquetReader) -> None:
+        """Request the first rows of the next file, while the last ones of this are used."""
+        number = self._file + 1
+        following = self.files[number] if number < len(self.files) else None
+        if isinstance(following, RemoteFile) and following.size:
+            try:
+                opened = self._open(following)
+            except _DAMAGED:
+                return  # reported when it is read
+            opened.begin_like(reader)
+            self._following = (following, opened)
+
+    def memory_usage(self) -> int:
+        following = self._following
+        return super().memory_usage() + (following[1].held_bytes() if following is not None else 0)
+
+    def close(self) -> None:
+        super().close()
+        if self._following is not None:
+            self._following[1].close()
+            self._following = None
+
+    def _advance(self) -> None:
+        following, self._following = self._following, None
+        super()._advance()
+        self._following = following
 
     # -- in blocks, decoded elsewhere --------------------------------------------------------------------------------
 
@@ -100,7 +139,7 @@ class ParquetSource(FileSource):
             try:
                 reader = self._here(path)
                 self._list.stamps.check(path)
-                assert isinstance(reader, _ParquetReader)
+                assert isinstance(reader, ParquetReader)
                 groups = reader.take_groups(max_bytes, min(self._whole_bytes, _MOST_PARTS * max_bytes))
                 batch = reader.next(reader.rows_in(max_bytes)) if groups is None else None
             except _DAMAGED as error:
@@ -147,7 +186,7 @@ class ParquetSource(FileSource):
                 return _LOST
         return super().skip_file()
 
-    def _rescue(self, block: Block, groups: _Groups) -> Decoded:
+    def _rescue(self, block: Block, groups: RowGroups) -> Decoded:
         """Of each row group the rows before the damage."""
         good: list[pa.RecordBatch] = []
         rejected: list[Rejected] = []
@@ -172,232 +211,6 @@ class ParquetSource(FileSource):
             first += group.rows
         none = pa.RecordBatch.from_pylist([], schema=self.schema)
         return Decoded(pa.concat_batches(good) if good else none, tuple(rejected), tuple(numbers))
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Row groups of a file that follow one another, from some row of the first on."""
-
-    path: InputFile
-    metadata: Any
-    numbers: tuple[int, ...]
-    skip: int
-    rows: int
-    nbytes: int
-    """Estimate of their size in memory."""
-    checksums: Checksums | None
-    pages: bool
-    """True to compare the page checksums."""
-    ranges: RangeFile | None = None
-    """Of a remote file: the bytes, which were requested."""
-
-    def read(self, columns: list[str] | None) -> pa.RecordBatch:
-        try:
-            with contextlib.ExitStack() as stack:
-                if self.checksums is not None:
-                    opened = self.ranges or stack.enter_context(open(self.path, "rb", buffering=0))
-                    _check_groups(opened, self.metadata, self.numbers, columns, self.checksums)
-                source = self.path if self.ranges is None else pa.PythonFile(self.ranges, mode="r")
-                options: Any = {"pre_buffer": False, "page_checksum_verification": self.pages}
-                file = stack.enter_context(pq.ParquetFile(source, metadata=self.metadata, **options))
-                rows = self.skip + self.rows
-                pieces = list(file.iter_batches(rows, row_groups=self.numbers, columns=columns, use_threads=False))
-        finally:
-            if self.ranges is not None:
-                self.ranges.close()
-        whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        if whole.num_rows != self.skip + self.rows:
-            raise pa.ArrowInvalid(
-                f"row groups {self.numbers} hold {whole.num_rows} rows, and the footer has another number"
-            )
-        return whole.slice(self.skip)
-
-    def each(self) -> Iterator[_Groups]:
-        """One at a time."""
-        skip = self.skip
-        for number in self.numbers:
-            rows = self.metadata.row_group(number).num_rows
-            yield replace(self, numbers=(number,), skip=skip, rows=rows - skip, ranges=None)
-            skip = 0
-
-
-class _ParquetReader:
-    """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
-
-    def __init__(
-        self,
-        path: InputFile,
-        columns: list[str] | None,
-        piece_bytes: int,
-        checksums: Checksums | None,
-        *,
-        pages: bool,
-        window: int = WINDOW_BYTES,
-    ) -> None:
-        self._checksums, self._pages = checksums, pages and checksums is None
-        self._window = window
-        self._ranges = RangeFile(path, window) if isinstance(path, RemoteFile) else None
-        self._file = pq.ParquetFile(
-            path if self._ranges is None else pa.PythonFile(self._ranges, mode="r"),
-            metadata=None if self._ranges is None else parquet_metadata(path),
-            buffer_size=_READ_AHEAD_BYTES,
-            pre_buffer=False,
-            page_checksum_verification=self._pages,
-        )
-        self._planned = -1
-        """Row group whose ranges were requested."""
-        self._path, self._columns, self._piece_bytes = path, columns, piece_bytes
-        self._group = 0
-        self._skip = 0
-        self._left = 0
-        """Rows of the previous row group that were not delivered yet."""
-        self._row_bytes = 0.0
-        self._pieces: Iterator[pa.RecordBatch] = iter(())
-        self._pending: pa.RecordBatch | None = None
-
-    def skip(self, rows: int) -> int:
-        metadata = self._file.metadata
-        self._skip = min(rows, metadata.num_rows)
-        passed = self._skip
-        while self._group < metadata.num_row_groups and self._skip >= metadata.row_group(self._group).num_rows:
-            self._skip -= metadata.row_group(self._group).num_rows
-            self._group += 1
-        return passed
-
-    def next(self, max_rows: int) -> pa.RecordBatch | None:
-        while self._pending is None:
-            piece = next(self._pieces, None)
-            if piece is None:
-                if self._left:
-                    raise pa.ArrowInvalid(
-                        f"row group {self._group - 1} lacks {self._left} of the rows that the footer counts"
-                    )
-                if self._group == self._file.metadata.num_row_groups:
-                    return None
-                self._pieces = self._begin(self._group)
-                self._left = self._file.metadata.row_group(self._group).num_rows - self._skip
-                self._group += 1
-                continue
-            drop = min(self._skip, piece.num_rows)
-            self._skip -= drop
-            if piece.num_rows > drop:
-                self._pending = piece.slice(drop)
-        batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
-        self._pending = rest if rest.num_rows else None
-        self._left -= batch.num_rows
-        return batch
-
-    def rows_in(self, nbytes: int) -> int:
-        """About how many rows that many bytes are."""
-        return max(1, int(nbytes / max(1.0, self._row_bytes)))
-
-    def take_groups(self, max_bytes: int, whole_bytes: int) -> _Groups | None:
-        """The next row groups, if they need not be read in pieces: about `max_bytes` of them, and one at least."""
-        if self._left:
-            return None
-        metadata, first, skip = self._file.metadata, self._group, self._skip
-        rows = nbytes = 0
-        while self._group < metadata.num_row_groups:
-            more_rows, more_bytes = metadata.row_group(self._group).num_rows, self._size_of(self._group)
-            fits = rows + more_rows <= _MOST_ROWS and more_bytes <= whole_bytes
-            if not fits or (rows > skip and nbytes + more_bytes > max_bytes):
-                break
-            rows, nbytes = rows + more_rows, nbytes + more_bytes
-            self._group += 1
-        if rows <= skip:
-            self._group = first  # there may be empty ones, and reading in pieces passes over them
-            return None
-        self._skip = 0
-        numbers = tuple(range(first, self._group))
-        groups = _Groups(
-            self._path, metadata, numbers, skip, rows - skip, nbytes, checksums=self._checksums, pages=self._pages
-        )
-        return groups if self._ranges is None else self._requested(groups)
-
-    def _requested(self, groups: _Groups) -> _Groups:
-        """The same row groups, whose bytes are on their way when they are decoded."""
-        assert isinstance(self._path, RemoteFile)
-        wanted = [part for number in groups.numbers for part in self._spans(number)]
-        ranges = RangeFile(self._path, sum(stop - start for start, stop in wanted) + _MOST_WHOLE_BYTES)
-        ranges.plan(wanted)
-        return replace(groups, ranges=ranges, nbytes=groups.nbytes + ranges.held_bytes)
-
-    def _spans(self, group: int) -> list[tuple[int, int]]:
-        """Bytes of a row group that are read, and compared with their checksums."""
-        found = [_span(chunk) for chunk in _chunks(self._file.metadata.row_group(group), self._columns)]
-        return found if self._checksums is None else [self._checksums.around(*span) for span in found]
-
-    def _plan(self, group: int) -> None:
-        """Request what is read of a row group."""
-        if self._ranges is not None and self._planned != group:
-            self._planned = group
-            self._ranges.plan(self._spans(group))
-
-    def held_bytes(self) -> int:
-        pending, ranges = self._pending, self._ranges
-        return (pending.nbytes if pending is not None else 0) + (ranges.held_bytes if ranges is not None else 0)
-
-    def close(self) -> None:
-        self._pieces = iter(())
-        self._file.close()
-        if self._ranges is not None:
-            self._ranges.close()
-
-    def _size_of(self, group: int) -> int:
-        """Size of a row group in memory: that in the file, or that of its rows by the ones seen before."""
-        metadata = self._file.metadata.row_group(group)
-        if self._columns is None:
-            encoded = metadata.total_byte_size
-        else:
-            encoded = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, self._columns))
-        if not self._row_bytes:
-            self._probe(group)
-        return max(int(encoded), int(self._row_bytes * metadata.num_rows))
-
-    def _probe(self, group: int) -> None:
-        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
-        self._plan(group)
-        probe = next(self._iterate(group, _PROBE_ROWS), None)
-        self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
-
-    def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
-        self._plan(group)
-        if self._checksums is not None:
-            with contextlib.ExitStack() as stack:
-                opened = self._ranges or stack.enter_context(open(self._path, "rb", buffering=0))
-                _check_groups(opened, self._file.metadata, (group,), self._columns, self._checksums)
-        if not self._row_bytes:
-            self._probe(group)
-        rows = int(self._piece_bytes / max(1.0, self._row_bytes))
-        for piece in self._iterate(group, max(1, min(_MOST_ROWS, rows))):
-            self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
-            yield piece
-
-    def _iterate(self, group: int, rows: int) -> Iterator[Any]:
-        return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=True))
-
-
-def _chunks(group: Any, columns: list[str] | None) -> Iterator[Any]:
-    """The column chunks of a row group that hold these columns, or all."""
-    tops = None if columns is None else tuple(f"{name}." for name in columns)
-    for chunk in map(group.column, range(group.num_columns)):
-        if tops is None or f"{chunk.path_in_schema}.".startswith(tops):
-            yield chunk
-
-
-def _span(chunk: Any) -> tuple[int, int]:
-    """Bytes of a column chunk."""
-    first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-    return first, first + chunk.total_compressed_size
-
-
-def _check_groups(
-    file: io.RawIOBase, metadata: Any, numbers: Sequence[int], columns: list[str] | None, checksums: Checksums
-) -> None:
-    """Compare the bytes of row groups with their checksums before anything is made of them."""
-    for number in numbers:
-        for chunk in _chunks(metadata.row_group(number), columns):
-            checksums.check(file, *_span(chunk))
 
 
 _FILE_MAGIC = b"ARROW1\0\0"
@@ -431,12 +244,12 @@ class ArrowSource(FileSource):
         self._columns = check_columns(columns)
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
         self._verify = verify
-        self._copied_bytes, self._window = _COPIED_BYTES, WINDOW_BYTES
+        self._copied_bytes = _COPIED_BYTES
 
     def fit_budget(self, nbytes: int) -> None:
         """Map batches that are large against the memory there is."""
         self._copied_bytes = min(_COPIED_BYTES, nbytes // 16)
-        self._window = window_for(nbytes)
+        self.read_ahead_bytes = window_for(nbytes)
 
     def _file_schema(self, path: InputFile) -> pa.Schema:
         reader = _ArrowReader(path, verify=self._verify)
@@ -451,7 +264,7 @@ class ArrowSource(FileSource):
             reader.close()
 
     def _open(self, path: InputFile) -> OpenedFile:
-        return _ArrowReader(path, verify=self._verify, copied_bytes=self._copied_bytes, window=self._window)
+        return _ArrowReader(path, verify=self._verify, copied_bytes=self._copied_bytes, window=self.read_ahead_bytes)
 
 
 class _ArrowReader:

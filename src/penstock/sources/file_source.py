@@ -21,6 +21,7 @@ from penstock.files.checksums import FileStamps
 from penstock.files.compression import inflate
 from penstock.files.filesystems import is_access_error, shown
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
+from penstock.files.read_ahead import WINDOW_BYTES
 from penstock.files.remote_file import InputFile, RemoteFile
 from penstock.files.states import Fields, StateFormat, check_fields
 from penstock.pipeline.stages import Origin, Source, State
@@ -349,6 +350,8 @@ class FileSource(Source):
         self._row = 0
         self._opened: OpenedFile | None = None
         self._origin: Origin | None = None
+        self.read_ahead_bytes = WINDOW_BYTES
+        """Most bytes of a remote file that are requested ahead."""
 
     # -- implemented by formats ---------------------------------------------------------------------------------------
 

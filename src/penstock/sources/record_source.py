@@ -71,7 +71,9 @@ class RecordSource(Source):
         self._allow_empty = allow_empty
         self._shown = {"columns": self._columns, **shown}
         self._pool = BufferPool(_POOL_BYTES)
-        self._scan_bytes, self._window = _SCAN_BYTES, WINDOW_BYTES
+        self._scan_bytes = _SCAN_BYTES
+        self.read_ahead_bytes = WINDOW_BYTES
+        """Most bytes of remote files that are requested ahead."""
         self._layouts: dict[int, FileLayout] = {}
         self._mark: str | None = None
         """The schema the scan found, as the state keeps it."""
@@ -214,7 +216,7 @@ class RecordSource(Source):
         """Smaller pieces to scan, and fewer buffers to keep, if there is less memory."""
         self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 32))
         self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
-        self._window = window_for(nbytes)
+        self.read_ahead_bytes = window_for(nbytes)
 
     def memory_usage(self) -> int:
         reader, pending = self._reader, self._pending
@@ -299,7 +301,7 @@ class RecordSource(Source):
             allow_empty=self._allow_empty,
             place=place,
             stamps=self._list.stamps,
-            ahead=RemoteReadAhead(self.files, self._window),
+            ahead=RemoteReadAhead(self.files, self.read_ahead_bytes),
         )
 
     def _layout(self, number: int) -> FileLayout:

@@ -28,7 +28,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.files.compression import open_input
 from penstock.files.filesystems import is_access_error
 from penstock.files.listing import split_suffix
-from penstock.files.read_ahead import WINDOW_BYTES, RemoteReadAhead, parquet_metadata
+from penstock.files.read_ahead import RemoteReadAhead, parquet_metadata
 from penstock.files.records import first_newline
 from penstock.files.remote_file import InputFile, RemoteFile
 from penstock.pipeline.prefetch import map_ahead
@@ -217,13 +217,14 @@ class _LineReader:
     def __init__(self, source: RecordSource, split: InputSplit, at: int) -> None:
         self._source, self._split, self._at = source, split, at
         self._path = source.files[split.file]
-        self._ahead = RemoteReadAhead([self._path], WINDOW_BYTES, until=split.stop)
+        self._ahead = RemoteReadAhead([self._path], source.read_ahead_bytes, until=split.stop)
         self._reader: BlockReader | None = None
         self._data = pa.py_buffer(b"")
         self._first = 0
         """Offset of the data in the file."""
         self._starts = self._stops = np.empty(0, np.int64)
         self._used = 0
+        self._wanted = _READ_BYTES
 
     @property
     def at(self) -> int:
@@ -233,6 +234,7 @@ class _LineReader:
         parts: list[pa.Buffer] = []
         records = nbytes = 0
         first = self._split.start + self._at
+        self._wanted = self._ahead.first_bytes = max_bytes + _LOOK_BYTES
         while records < max_records and nbytes < max_bytes:
             try:
                 if not self._load():
@@ -293,7 +295,8 @@ class _LineReader:
             return False
         assert self._reader is not None
         here = self._reader.place
-        left = _READ_BYTES if stop is None else min(_READ_BYTES, stop - here.offset)
+        most = min(_READ_BYTES, self._wanted) if isinstance(self._path, RemoteFile) else _READ_BYTES
+        left = most if stop is None else min(most, stop - here.offset)
         if here.file or left <= 0:
             self.close()
             return False
