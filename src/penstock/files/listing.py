@@ -119,7 +119,11 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
             return FoundFiles([path], folder, [folder])
         if text.startswith("hf://"):
             from penstock.files.hub import fetch_url
+            from penstock.files.hub_files import find_hub_files
 
+            on_hub = find_hub_files(text, suffixes)
+            if on_hub is not None:
+                return on_hub
             local = fetch_url(text)
             try:
                 return _expand(local, suffixes)

@@ -114,6 +114,10 @@ class RemoteFile(os.PathLike[str]):
 
 
 def _read(file: RemoteFile, start: int, stop: int) -> Any:
+    if file.root.startswith("hf://"):
+        from penstock.files.hub_files import read_hub
+
+        return read_hub(file, start, stop)
     if file.key:
         from penstock.files.objects import open_bucket
 
