@@ -37,6 +37,9 @@ def prepare(
     wait_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", help="Wait for another process at the same store.")
     ] = 0.0,
+    cache: Annotated[
+        str | None, typer.Option(metavar="URL", help="Cache that machines share: redis://, s3://, or a directory.")
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -61,6 +64,7 @@ def prepare(
             budget=memory,
             wait_seconds=wait_seconds,
             progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
+            cache=cache,
         )
     if as_json:
         print_json(_facts(prepared), indent=False)

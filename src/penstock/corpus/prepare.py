@@ -12,6 +12,7 @@ from typing import Any, Self, get_args
 import numpy as np
 import orjson
 
+from penstock.connections.shared_cache import CacheSpec, SharedCache, shared_cache
 from penstock.corpus.recipe import OpenedRecipe, Recipe, Steps
 from penstock.errors import ChangedFileError, ConfigError, ResumeError
 from penstock.files.atomic import check_own_directory, remove_own_directory, write_atomic
@@ -20,7 +21,7 @@ from penstock.files.checksums import FileFingerprint, FileStamps, fingerprint_fi
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
-from penstock.files.remote_file import InputFile
+from penstock.files.ranges.remote_file import InputFile
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report
 from penstock.pipeline.chain import BrokenStageError
@@ -33,6 +34,7 @@ from penstock.sources.by_suffix import SourceFiles
 from penstock.sources.inputs import Input, fingerprints_of
 from penstock.store import Manifest, Store, is_complete, open_store
 from penstock.store.manifest import is_store
+from penstock.store.shared_files import fetch_store, share_store
 
 LOSSES_NAME = "losses.json"
 _log = logging.getLogger(__name__)
@@ -90,6 +92,8 @@ class _Job:
     mode: str
     config: PipelineConfig
     budget: MemoryBudget | int | str | None
+    cache: SharedCache | None
+    """Where others may have put the store, and where it is put."""
     inputs: _Inputs
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
@@ -111,6 +115,7 @@ def prepare(
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = 0.0,
     progress: Progress | None = None,
+    cache: CacheSpec | None = None,
 ) -> Prepared:
     """Make the token store of some files, unless it exists already, made of the same bytes with the same recipe.
 
@@ -120,12 +125,16 @@ def prepare(
     several processes want the same store, one makes it; the others wait up to `wait_seconds` for it, or raise. A store
     made of an iterator, whose content is not known before it is read, is not recognised again.
     `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
+    With a `cache` (its URL, see `open_cache`), a store that another machine has made is fetched, and one that is made
+    here is put there; `mode` has to be "create".
     """
     target = require_local(out, "out")
     opened = OpenedRecipe.of(recipe, inputs)
     files = _Inputs.of(opened)
-    chosen = config or PipelineConfig()
-    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, inputs=files)
+    chosen, shared = config or PipelineConfig(), None if cache is None else shared_cache(cache)
+    if shared is not None and mode != "create":
+        raise ConfigError(f"cache= is for stores made in one run, and mode is {mode!r}; omit cache, or use mode create")
+    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files)
     return _make(job, wait_seconds, progress)
 
 
@@ -138,11 +147,13 @@ def prepare_cached(
     budget: MemoryBudget | int | str | None = None,
     wait_seconds: float = _LONGEST_WAIT,
     progress: Progress | None = None,
+    cache: SharedCache | None = None,
 ) -> Prepared:
     """The store of some files or data below `home`, named by its key; made if it does not exist.
 
     The first process makes it; others wait for it. The key of a store is noted under the hash of the request, so that
-    a store that exists is found without a look at the rows and without parsing the tokenizer.
+    a store that exists is found without a look at the rows and without parsing the tokenizer. One that does not is
+    looked for in `cache`, and put there once it is made.
     """
     chosen = config or PipelineConfig()
     opened = OpenedRecipe.of(recipe, inputs)
@@ -165,7 +176,9 @@ def prepare_cached(
         raise ConfigError(f"a loader caches the rows that it prepares, and {reason}")
     prepared = _without_bad_rows(home, steps, files, chosen.on_error)
     if prepared is None:
-        job = _Job(opened=opened, out=home / key, mode="create", config=chosen, budget=budget, inputs=files)
+        job = _Job(
+            opened=opened, out=home / key, mode="create", config=chosen, budget=budget, cache=cache, inputs=files
+        )
         prepared = _make(job, wait_seconds, progress)
     if note is not None:
         try:
@@ -236,7 +249,20 @@ def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared
             _log.info("%s prepares %s; waiting for it", lock.owner(), job.out)
         if not lock.acquire(wait_seconds):
             raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another path")
-        return _prepare(job, progress)
+        if job.cache is None:
+            return _prepare(job, progress)
+        return _prepare_shared(job, job.cache, progress)
+
+
+def _prepare_shared(job: _Job, cache: SharedCache, progress: Progress | None) -> Prepared:
+    """The store, fetched if another machine has made it; otherwise made, and put where others find it."""
+    key = job.opened.steps().lineage(job.inputs.fingerprints, job.config.on_error).key
+    if key is not None and not job.out.exists():
+        fetch_store(cache, key, job.out)
+    prepared = _prepare(job, progress)
+    if key is not None and prepared.manifest.key == key:
+        share_store(cache, prepared.path, key, extra=[LOSSES_NAME])
+    return prepared
 
 
 def _prepare(job: _Job, progress: Progress | None) -> Prepared:
@@ -258,9 +284,10 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     options = {"mode": job.mode, "tokens": steps.tokens, "mask": steps.mask, "lineage": lineage}
     sink = _CheckedSink(job.out, check=job.inputs.check, **options)
     before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
-    resumable = checkpoint if isinstance(job.opened.source, Stateful) else None
+    source = job.opened.source
+    resumable = checkpoint if isinstance(source, Stateful) and not getattr(source, "not_resumable", None) else None
     job.opened.log_bos(steps)
-    pipeline = Pipeline(job.opened.source, steps.transforms, sink, config=job.config, budget=job.budget)
+    pipeline = Pipeline(source, steps.transforms, sink, config=job.config, budget=job.budget)
     try:
         if progress is None:
             report = pipeline.run(resumable)

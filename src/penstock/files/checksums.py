@@ -30,8 +30,8 @@ import xxhash
 from penstock.errors import ChangedFileError, DataError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike, names_of
-from penstock.files.read_ahead import RangeFile, open_raw
-from penstock.files.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.read_ahead import RangeFile, open_raw
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 PARQUET_TAIL, ARROW_TAIL = b"PAR1", b"ARROW1"
 _MARK = b"penstock"

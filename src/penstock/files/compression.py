@@ -19,8 +19,8 @@ import xxhash
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.filesystems import is_access_error
 from penstock.files.listing import PathLike, split_suffix
-from penstock.files.read_ahead import open_raw
-from penstock.files.remote_file import RemoteFile
+from penstock.files.ranges.read_ahead import open_raw
+from penstock.files.ranges.remote_file import RemoteFile
 
 # Arrow does not know xz, and fails on a bz2 file of several streams if one of them is empty.
 _PYTHON_CODECS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}

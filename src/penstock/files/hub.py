@@ -41,7 +41,7 @@ def fetch_tokenizer(text: str) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class HubPath:
-    """What a `hf://` URL names."""
+    """Parts of a `hf://` URL."""
 
     kind: str
     """`dataset`, `model` or `space`."""

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
 from penstock._optional import require
@@ -43,6 +43,11 @@ RETRY_SECONDS = 60.0
 """Longest time in which one request is tried again."""
 PART_BYTES = 8 << 20
 """Size of the parts of an upload, and of the requests for a long range. S3 takes parts of 5 MiB and more."""
+LEAST_PART_BYTES = 5 << 20
+"""S3 refuses smaller parts, but for the last."""
+_COPIED_BYTES = 1 << 20
+_COPIED_BY_SERVER = 5 << 30
+"""Longest object that S3 copies in one request."""
 _TOGETHER_BYTES = 1 << 16
 """Ranges that are less apart than this are one request."""
 _MOST_RETRIES = 30
@@ -64,6 +69,20 @@ class ObjectInfo:
     etag: str | None
     """Changes with the content. With it, `Bucket.read` refuses an object that was replaced."""
     modified_ns: int
+    version: str | None = None
+
+    @property
+    def written(self) -> ObjectVersion:
+        """For `Bucket.write(replaced=...)`."""
+        return ObjectVersion(self.etag, self.version)
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """Version that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
+
+    etag: str | None
+    version: str | None = None
 
 
 class ChangedObjectError(ChangedFileError):
@@ -80,12 +99,12 @@ def is_object_url(path: PathLike) -> bool:
     return "::" not in text and text.partition("://")[0].lower() in OBJECT_SCHEMES and "://" in text
 
 
-def open_bucket(url: PathLike) -> tuple[Bucket, str]:
+def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[Bucket, str]:
     """The bucket that a URL leads into, and the key in it (empty for the bucket itself).
 
     Credentials and addresses come from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), from `~/.aws`, from the
     machine's own identity, or from the query of the URL (`?region=eu-west-1&endpoint=http://...`). Clients are shared
-    by all users in a process.
+    by all users in a process. `retry_seconds` is for those who can do without the answer: by default `RETRY_SECONDS`.
     """
     text = os.fspath(url)
     if not is_object_url(text):
@@ -93,7 +112,8 @@ def open_bucket(url: PathLike) -> tuple[Bucket, str]:
         raise ConfigError(f"{shown(text)!r} is no URL of an object store; expected {known}")
     path, query = cut(text)
     root, _, key = path.partition("://")[2].partition("/")
-    return _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark()), key.strip("/")
+    bucket = _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark(), retry_seconds)
+    return bucket, key.strip("/")
 
 
 def _environment_mark() -> int:
@@ -103,7 +123,7 @@ def _environment_mark() -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _bucket(scheme: str, root: str, query: str, mark: int) -> Bucket:
+def _bucket(scheme: str, root: str, query: str, mark: int, retry_seconds: float | None) -> Bucket:
     require("obstore", "cloud")
     login, _, name = root.rpartition("@") if scheme in ("s3", "s3a", "gs", "gcs") else ("", "", root)
     if not name:
@@ -115,15 +135,18 @@ def _bucket(scheme: str, root: str, query: str, mark: int) -> Bucket:
         user, _, password = login.partition(":")
         options |= {"access_key_id": unquote(user), "secret_access_key": unquote(password)}
     try:
-        store = _client(scheme, name, options, retries=0)  # `Bucket` asks again itself, also if a body is cut off
+        # `Bucket` asks again itself, also if a body is cut off.
+        store = _client(scheme, name, options, retries=0, patience=retry_seconds or RETRY_SECONDS)
     except Exception as error:  # noqa: BLE001 - obstore's errors have no common base here
         raise ConfigError(
             f"{scheme}://{name} cannot be opened: {_said(error)}; check the options in the URL and the environment"
         ) from None
-    return Bucket(f"{scheme}://{name}", store, functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES))
+    patience = retry_seconds or RETRY_SECONDS
+    patient = functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES, patience=patience)
+    return Bucket(f"{scheme}://{name}", store, patient, retry_seconds)
 
 
-def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -> Any:
+def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, patience: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options: dict[str, Any] = dict(given)
@@ -133,11 +156,11 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -
         options["endpoint"] = endpoint = f"{'http' if allow_http else 'https'}://{endpoint}"
     ways: dict[str, Any] = {
         "client_options": {
-            "timeout": f"{filesystems.ANSWER_SECONDS:g}s",
-            "connect_timeout": "5s",
+            "timeout": f"{min(filesystems.ANSWER_SECONDS, 3 * patience):g}s",
+            "connect_timeout": f"{min(5.0, patience):g}s",
             "pool_idle_timeout": "30s",
         },
-        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=patience)},
     }
     if scheme in ("gs", "gcs"):
         if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
@@ -190,9 +213,19 @@ def _profile() -> dict[str, str]:
 class Bucket:
     """The objects of one bucket. Safe to use from many threads; every method waits for its answer without the GIL."""
 
-    def __init__(self, url: str, store: Any, patient: Callable[[], Any] | None = None) -> None:
-        self.url, self._store = url, store
+    def __init__(
+        self, url: str, store: Any, patient: Callable[[], Any] | None = None, retry_seconds: float | None = None
+    ) -> None:
+        self.url, self._store, self._retry_seconds = url, store, retry_seconds
         self._make_patient, self._patient_store = patient, None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options by which other clients reach the bucket, credentials among them: not for messages or states."""
+        options = {str(name): str(value) for name, value in self._store.config.items() if name != "bucket"}
+        if str((self._store.client_options or {}).get("allow_http")).lower() == "true":
+            options["allow_http"] = "true"
+        return options
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
@@ -210,14 +243,14 @@ class Bucket:
         """The objects below a prefix, which ends at a `/`, sorted by key; those behind the key `after`."""
         import obstore
 
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 for page in obstore.list(self._store, prefix or None, offset=after):
                     for found in sorted(page, key=lambda one: one["path"]):
                         after = found["path"]
                         yield _info(found)
-                    until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+                    until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
                 return
             except Exception as error:  # noqa: BLE001 - raised again unless asking again helps
                 pause = self._wait(prefix, error, until, pause)
@@ -265,27 +298,53 @@ class Bucket:
                 raise DataError(f"ends before byte {stop}", file=self.url_of(key))
         return buffers
 
-    def write(self, key: str, data: Any, *, create: bool = False, replaced: str | None = None) -> str | None:
-        """Write an object in one step; its ETag. `create` refuses to replace one, `replaced` any but that ETag.
+    def write(
+        self, key: str, data: Any, *, create: bool = False, replaced: ObjectVersion | None = None
+    ) -> ObjectVersion:
+        """Write an object in one step. `create` refuses to replace one, `replaced` any but that version.
 
         The refusal is an `ObjectExistsError`. A request whose answer got lost is made again, so that the refusal may be
         caused by the writer itself: who relies on it looks at what is there.
         """
         import obstore
 
-        mode: Any = "create" if create else {"e_tag": replaced} if replaced is not None else "overwrite"
+        mode: Any = "create" if create else "overwrite"
+        if replaced is not None:
+            facts = {"e_tag": replaced.etag, "version": replaced.version}
+            mode = {name: fact for name, fact in facts.items() if fact is not None}
         result = self._ask(key, lambda: obstore.put(self._store, key, data, mode=mode, use_multipart=False))
-        tag = result["e_tag"]
-        return str(tag) if tag is not None else None
+        return ObjectVersion(result["e_tag"], result.get("version"))
 
-    def writer(self, key: str) -> ObjectWriter:
-        """Upload in parts; the object appears with `commit()`."""
-        return ObjectWriter(self, key)
+    def writer(self, key: str, part_bytes: int = PART_BYTES) -> ObjectWriter:
+        """Upload in parts; the object appears with `commit()`. It may have 10,000 parts."""
+        return ObjectWriter(self, key, part_bytes)
+
+    def upload(self, key: str, file: BinaryIO, part_bytes: int = PART_BYTES) -> None:
+        """An object with what a file has from its position on. It appears whole."""
+        with self.writer(key, part_bytes) as writer:
+            while data := file.read(_COPIED_BYTES):
+                writer.write(data)
+
+    def download(self, key: str, file: BinaryIO, *, etag: str | None = None) -> None:
+        """Write the bytes of an object into a file, a part at a time."""
+        start = 0
+        found = self.info(key)
+        if found is None:
+            raise FileNotFoundError(f"no such object: {shown(self.url_of(key))!r}")
+        while start < found.size:
+            data = self.read(key, start, min(found.size, start + PART_BYTES), etag=etag or found.etag)
+            file.write(data)
+            start += len(data)
 
     def copy(self, key: str, target: str) -> None:
-        """Copy within the bucket, by the server."""
+        """Copy within the bucket: by the server, or through this machine what is too long for that."""
         import obstore
 
+        found = self.info(key)
+        if found is not None and found.size > _COPIED_BY_SERVER:
+            with self.writer(target, 8 * PART_BYTES) as writer:
+                self.download(key, cast(BinaryIO, writer), etag=found.etag)
+            return
         self._ask(key, lambda: obstore.copy(self._store, key, target))
 
     def delete(self, key: str) -> None:
@@ -309,7 +368,7 @@ class Bucket:
 
     def _ask(self, key: str, ask: Callable[[], Answer], *, pinned: bool = False) -> Answer:
         """The answer to a request, which is made again where that may help."""
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 return ask()
@@ -323,8 +382,8 @@ class Bucket:
         # While the interpreter ends, nobody waits for the answer, and the threads that ask would hold it up.
         if time.monotonic() + pause > until or not threading.main_thread().is_alive():
             raise ConnectionError(
-                f"{where!r}: no whole answer within {RETRY_SECONDS:g} s: {_said(error)}; check the network and the "
-                "address, or try again later"
+                f"{where!r}: no whole answer within {self._retry_seconds or RETRY_SECONDS:g} s: {_said(error)}; check "
+                "the network and the address, or try again later"
             ) from None
         log.debug("%s: %s; asking again", where, _said(error))
         time.sleep(pause * (0.5 + random.random()))
@@ -371,18 +430,23 @@ class Bucket:
 class ObjectWriter:
     """An upload that becomes an object with `commit()`, whole, and nothing before; `abort()` leaves nothing.
 
-    A file for whoever writes to it. Holds one part in memory, and the parts on their way: `held_bytes()`.
+    A file for whoever writes to it. Holds three parts in memory, two of them on their way: `held_bytes()`.
     A part that is not taken is sent again. As a context manager it commits on success.
     """
 
     _MOST_ON_THE_WAY = 2
 
-    def __init__(self, bucket: Bucket, key: str) -> None:
-        self._bucket, self.key = bucket, key
+    def __init__(self, bucket: Bucket, key: str, part_bytes: int = PART_BYTES) -> None:
+        self._bucket, self.key, self._part_bytes = bucket, key, max(LEAST_PART_BYTES, part_bytes)
         self._upload: Any = None
         self._waiting = bytearray()
+        """What may still become an object in one request."""
         self._written = 0
-        self.closed = False
+        self.closed = self.discarding = False
+
+    @property
+    def name(self) -> str:
+        return shown(self._bucket.url_of(self.key))
 
     def writable(self) -> bool:
         return True
@@ -400,26 +464,38 @@ class ObjectWriter:
         return
 
     def held_bytes(self) -> int:
-        return (1 + self._MOST_ON_THE_WAY) * PART_BYTES
+        if self._upload is None:
+            return len(self._waiting)
+        return (1 + self._MOST_ON_THE_WAY) * self._part_bytes
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._waiting += view
+        if self.closed:
+            raise ValueError(f"{self.name!r} is closed")
+        if self.discarding:
+            return len(view)
         self._written += len(view)
-        if len(self._waiting) >= PART_BYTES:
-            self._send()
+        if self._upload is None and len(self._waiting) + len(view) < self._part_bytes:
+            self._waiting += view
+            return len(view)
+        if self._upload is None:
+            self._open()
+        for start in range(0, len(view), _COPIED_BYTES):
+            self._send(view[start : start + _COPIED_BYTES])
         return len(view)
 
-    def _send(self) -> None:
+    def _open(self) -> None:
         import obstore
 
-        if self._upload is None:
-            self._upload = obstore.open_writer(
-                self._bucket.patient, self.key, buffer_size=PART_BYTES, max_concurrency=self._MOST_ON_THE_WAY
-            )
+        self._upload = obstore.open_writer(
+            self._bucket.patient, self.key, buffer_size=self._part_bytes, max_concurrency=self._MOST_ON_THE_WAY
+        )
+        waiting, self._waiting = self._waiting, bytearray()
+        self._send(memoryview(waiting))
+
+    def _send(self, data: memoryview) -> None:
         with self._naming():
-            self._upload.write(bytes(self._waiting))
-        self._waiting.clear()
+            self._upload.write(data)
 
     def commit(self) -> None:
         """Make the object visible."""
@@ -429,21 +505,19 @@ class ObjectWriter:
             self._bucket.write(self.key, bytes(self._waiting))
         else:
             with self._naming():
-                if self._waiting:
-                    self._upload.write(bytes(self._waiting))
                 self._upload.close()
         self.closed = True
         self._waiting.clear()
 
-    close = commit
-
     def abort(self) -> None:
-        """Give the upload up."""
+        """Give the upload up; after `commit()`, do nothing."""
         if self._upload is not None and not self.closed:
             with contextlib.suppress(Exception):
                 self._upload.__exit__(ValueError, ValueError(), None)
         self._upload, self.closed = None, True
         self._waiting.clear()
+
+    close = abort
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
@@ -458,15 +532,18 @@ class ObjectWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self.commit()
-        else:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
             self.abort()
 
 
 def _info(found: Mapping[str, Any]) -> ObjectInfo:
     modified = found["last_modified"]
-    return ObjectInfo(found["path"], found["size"], found.get("e_tag"), int(modified.timestamp() * 1e9))
+    return ObjectInfo(
+        found["path"], found["size"], found.get("e_tag"), int(modified.timestamp() * 1e9), found.get("version")
+    )
 
 
 def _changed(url: str, *, gone: bool) -> ChangedObjectError:

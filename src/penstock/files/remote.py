@@ -42,11 +42,11 @@ from penstock.files.filesystems import (
     shown,
     web_info,
 )
-from penstock.files.listing import FoundFiles, PathLike, list_files, split_suffix
+from penstock.files.listing import FoundFiles, PathLike, list_files, refuse_tables, split_suffix
 from penstock.files.locks import FileLock
 from penstock.files.objects import is_object_url, open_bucket
-from penstock.files.read_ahead import RangeFile, open_raw
-from penstock.files.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.read_ahead import RangeFile, open_raw
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -229,6 +229,7 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
         chosen, base = [path], base[:-1]
     elif kind == "Directory":
         files = files_below(filesystem, path, text)
+        refuse_tables(files, path)
         chosen = [file for file in files if not suffixes or split_suffix(file)[0] in suffixes]
         if not chosen:
             wanted = f"{', '.join(suffixes)} file" if suffixes else "file"

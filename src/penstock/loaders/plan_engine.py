@@ -171,12 +171,13 @@ class PlanEngine:
         starts = np.concatenate([share.samples.starts for share in shares])
         sources = np.concatenate([share.sources for share in shares])
         places, mask_places = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
+        held = [table.held() for table in self._tables]
         for number, table in enumerate(self._tables):
             which = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
-            places[which] = table.locate(rows[which], starts[which])
+            places[which] = table.locate(rows[which], starts[which], held[number])
             if table.masked:
-                mask_places[which] = table.locate_mask(rows[which], starts[which])
-        tables = [Placed(table, places, mask_places) for table in self._tables]
+                mask_places[which] = table.locate_mask(rows[which], starts[which], held[number])
+        tables = [Placed(table, places, mask_places, kept) for table, kept in zip(self._tables, held)]
         low = 0
         for share in shares:
             high = low + len(share.samples.rows)

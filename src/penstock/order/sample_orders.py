@@ -16,6 +16,7 @@ import numpy.typing as npt
 from penstock.arrays.ragged import offsets_of
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
+from penstock.order.block_shuffle import BlockShuffle, Shuffle
 from penstock.order.packing import pack
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
@@ -60,7 +61,7 @@ class Order(ABC):
     capacity: int | None = None
     """Tokens that a sample has room for, where several rows make a sample; None where a row is a sample."""
 
-    def __init__(self, table: Table, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         self.table, self.shuffle, self.seed, self.name = table, shuffle, seed, name
         self._planned: OrderedDict[tuple[int, int], Samples] = OrderedDict()
         self._counts: dict[int, Ints] = {}
@@ -140,7 +141,12 @@ class Order(ABC):
         return self.__dict__ | {"_planned": OrderedDict(), "_counts": {}}
 
     def _permutation(self, size: int, epoch: int, *what: int | str) -> Permutation | None:
-        return Permutation(size, derive_key(self.seed, self.name, epoch, *what)) if self.shuffle and size else None
+        if not self.shuffle or not size:
+            return None
+        key = derive_key(self.seed, self.name, epoch, *what)
+        if isinstance(self.shuffle, BlockShuffle) and not what:
+            return self.shuffle.permutation(size, self.table.tokens, key)
+        return Permutation(size, key)
 
     def _shuffled(self, size: int, epoch: int, *what: int | str, low: int = 0, high: int | None = None) -> Ints:
         """Entries `low` to `high` of the shuffled numbers below `size`."""
@@ -166,7 +172,7 @@ class ArithmeticOrder(Order):
     Samples are looked up in blocks that grow: the first batch does not wait for what the thousandth needs.
     """
 
-    def __init__(self, table: Table, total: int, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, total: int, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         super().__init__(table, shuffle=shuffle, seed=seed, name=name)
         self.total = total
         """Samples of an epoch."""
@@ -222,7 +228,14 @@ class RowWindowOrder(Order):
     truncation: Truncation
 
     def __init__(
-        self, table: Table, truncation: Truncation, *, window_rows: int, shuffle: bool, seed: int, name: str = ""
+        self,
+        table: Table,
+        truncation: Truncation,
+        *,
+        window_rows: int,
+        shuffle: Shuffle,
+        seed: int,
+        name: str = "",
     ) -> None:
         super().__init__(table, shuffle=shuffle, seed=seed, name=name)
         if window_rows < 1:
@@ -251,7 +264,7 @@ class RowOrder(ArithmeticOrder):
     kind = "rows"
     truncation: Truncation
 
-    def __init__(self, table: Table, truncation: Truncation, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, truncation: Truncation, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         _check_one_to_one(truncation, "RowOrder")
         super().__init__(table, table.rows, shuffle=shuffle, seed=seed, name=name)
         self.truncation = truncation
@@ -271,7 +284,7 @@ class FittedOrder(RowWindowOrder):
 
     kind = "fitted"
 
-    def __init__(self, table: Table, truncation: Truncation, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, truncation: Truncation, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         super().__init__(table, truncation, window_rows=ROW_WINDOW, shuffle=shuffle, seed=seed, name=name)
 
     def plan_window(self, epoch: int, window: int) -> Samples:
@@ -283,7 +296,7 @@ class ChopOrder(ArithmeticOrder):
 
     kind = "concat"
 
-    def __init__(self, table: Table, length: int, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, length: int, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         if length < 1:
             raise ConfigError(f"the length of a sample must be at least 1 token, got {length}")
         super().__init__(table, -(-table.tokens // length), shuffle=shuffle, seed=seed, name=name)
@@ -349,7 +362,7 @@ class PackedOrder(RowWindowOrder):
         truncation: Truncation,
         *,
         strategy: str = "best_fit",
-        shuffle: bool,
+        shuffle: Shuffle,
         seed: int,
         name: str = "",
         window_rows: int = _PACK_WINDOW,
@@ -390,7 +403,7 @@ class BudgetOrder(RowWindowOrder):
         *,
         max_tokens: int,
         multiple: int = 1,
-        shuffle: bool,
+        shuffle: Shuffle,
         seed: int,
         name: str = "",
         window_rows: int = ROW_WINDOW,
@@ -440,7 +453,7 @@ class BucketOrder(RowWindowOrder):
         truncation: Truncation,
         *,
         size: int,
-        shuffle: bool,
+        shuffle: Shuffle,
         seed: int,
         name: str = "",
         window_batches: int = _BUCKET_WINDOW_BATCHES,

@@ -117,6 +117,8 @@ class Checkpoint:
     ) -> None:
         if not isinstance(source, Stateful):
             raise ConfigError(f"run(checkpoint=...) needs a source with a state_dict; {stage_name(source)} has none")
+        if (reason := getattr(source, "not_resumable", None)) is not None:
+            raise ConfigError(f"run(checkpoint=...) needs a source that can be resumed, and {reason}")
         if not isinstance(sink, Durable):
             raise ConfigError(
                 f"run(checkpoint=...) needs a sink that survives a crash; {stage_name(sink)} does not: write to a file"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -21,11 +23,23 @@ from penstock.pipeline.checkpoint import STATE, Checkpoint, check_state, fingerp
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.context import Context
 from penstock.pipeline.delivery import DeliveryPosition
+from penstock.pipeline.event_loop import AsyncBatches, CallThread, called_on
 from penstock.pipeline.functions import as_transform
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
-from penstock.pipeline.stages import Finishing, Fitting, Live, Sink, Source, State, Stateful, Transform, TwoPart
+from penstock.pipeline.stages import (
+    Awaiting,
+    Finishing,
+    Fitting,
+    Live,
+    Sink,
+    Source,
+    State,
+    Stateful,
+    Transform,
+    TwoPart,
+)
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -70,6 +84,7 @@ class Pipeline:
         self._finished: Report | None = None
         self._start_from: State | None = None
         self._used = False
+        self._calls = CallThread()
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
@@ -85,6 +100,23 @@ class Pipeline:
             return self.wait(progress=progress)
         finally:
             self.stop()
+
+    async def run_async(self, checkpoint: str | Path | None = None, *, progress: Progress | None = None) -> Report:
+        """`run` for an event loop, which stays free: one thread waits for the whole run.
+
+        A cancelled task (`task.cancel()`, `asyncio.timeout`) stops the run first: with a checkpoint, the next one
+        resumes. `progress` is called in the thread of the event loop.
+        """
+        loop = asyncio.get_running_loop()
+
+        def work() -> Report:
+            self._await_on(loop)
+            try:
+                return self.run(checkpoint, progress=None if progress is None else called_on(loop, progress))
+            finally:
+                self._await_on(None)
+
+        return await self._calls.call(work, self._halt)
 
     def start(self, checkpoint: str | Path | None = None) -> Self:
         """Begin in the background; then `wait` for the report, or `stop`."""
@@ -169,9 +201,35 @@ class Pipeline:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """The batches, in order, read ahead by background threads. Iterating again starts again from the beginning."""
-        if self.sink is not None:
-            raise ConfigError(f"this pipeline has a sink, {stage_name(self.sink)}: call run(), or build it without one")
-        runner = self._begin(None)
+        self._check_no_sink()
+        yield from self._batches(self._begin(None))
+
+    def __aiter__(self) -> AsyncBatches[pa.RecordBatch]:
+        """The batches for `async for`; the event loop is free while one is awaited.
+
+        Leaving the loop, or cancelling its task, ends the run, with the state after the last batch that was delivered.
+        """
+        self._check_no_sink()
+        begun: list[Runner] = []
+
+        def begin(loop: AbstractEventLoop) -> Iterator[pa.RecordBatch]:
+            self._await_on(loop)
+            begun.append(self._begin(None))
+            return self._batches(begun[0])
+
+        def rewind(position: DeliveryPosition) -> None:
+            begun[0].delivery.position = position
+
+        return AsyncBatches(
+            self._calls,
+            begin,
+            stop=self._halt,
+            leave=self._halt,
+            mark=lambda: begun[0].delivery.position,
+            rewind=rewind,
+        )
+
+    def _batches(self, runner: Runner) -> Iterator[pa.RecordBatch]:
         delivery = runner.delivery
         try:
             runner.start()
@@ -181,6 +239,7 @@ class Pipeline:
         finally:
             runner.close()
             delivery.bad_rows.close()
+            self._await_on(None)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -219,6 +278,22 @@ class Pipeline:
         return f"<Pipeline {self}>"
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_no_sink(self) -> None:
+        if self.sink is not None:
+            raise ConfigError(f"this pipeline has a sink, {stage_name(self.sink)}: call run(), or build it without one")
+
+    def _halt(self) -> None:
+        """Make a run that is waited for end, without waiting."""
+        if self._runner is not None and not self._runner.stopping:
+            self._runner.halt()
+        elif isinstance(self.source, Live):
+            self.source.interrupt()  # a run that is not there yet passes over rows to resume
+
+    def _await_on(self, loop: AbstractEventLoop | None) -> None:
+        """Have a source that awaits its rows do so on an event loop, or on one of its own."""
+        if isinstance(self.source, Awaiting):
+            self.source.use_loop(loop)
 
     def _begin(self, state: State | None) -> Runner:
         if self._runner is not None and not self._runner.stopping:

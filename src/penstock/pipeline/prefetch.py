@@ -333,7 +333,7 @@ class IteratorThread(Generic[Item]):
     def __init__(
         self, make: Callable[[], Iterator[Item]], *, owned: bool, is_whole: Callable[[Item], bool] = lambda _: False
     ) -> None:
-        self._line: _DemandLine[Item] = _DemandLine(make, owned, is_whole)
+        self._line: DemandLine[Item] = DemandLine(make, owned, is_whole)
         # The thread knows the line, not this object, so that an unused object is not kept alive.
         self._thread = threading.Thread(target=self._line.run, name="penstock-iterator", daemon=True)
         self._started = False
@@ -350,13 +350,18 @@ class IteratorThread(Generic[Item]):
         """
         if not self._started:
             self._started = True
-            self._thread.start()
+            self._start()
         return self._line.take(most, max_wait_seconds, first)
 
     @property
     def over(self) -> bool:
         """True if no more items will come: at the end, or after `stop`."""
         return self._line.over
+
+    @property
+    def stopped(self) -> bool:
+        """True after `stop`, unless the iterator had ended before."""
+        return self._line.stopped
 
     def stop(self) -> None:
         """End as soon as the item in work is done; a `take` that waits returns at once."""
@@ -365,8 +370,15 @@ class IteratorThread(Generic[Item]):
     def close(self) -> None:
         """Stop, and wait a moment for the thread."""
         self._line.stop()
-        if self._started and threading.current_thread() is not self._thread:
-            self._thread.join(_CLOSE_SECONDS)
+        if self._started:
+            self._wait(_CLOSE_SECONDS)
+
+    def _start(self) -> None:
+        self._thread.start()
+
+    def _wait(self, seconds: float) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
 
     def __del__(self) -> None:
         # At the end of the interpreter the thread is frozen, maybe with the lock that `stop` takes.
@@ -374,7 +386,7 @@ class IteratorThread(Generic[Item]):
             self._line.stop()
 
 
-class _DemandLine(Generic[Item]):
+class DemandLine(Generic[Item]):
     """Queue between the thread that reads and the one that takes."""
 
     def __init__(self, make: Callable[[], Iterator[Item]], owned: bool, is_whole: Callable[[Item], bool]) -> None:
@@ -383,9 +395,13 @@ class _DemandLine(Generic[Item]):
         self._changed = threading.Condition()
         self._goal = self._read = self._taken = 0
         """Items that were asked for, that were read, and that were taken."""
+        self._latest = self._demands = self._answered = 0
+        """Goal of the last `take`, the number of those that had to wait, and of those that the reader knows."""
         self._awaited = False
         """True while the next item is waited for."""
         self._stopped = self._done = False
+        self._ended = False
+        """True if the last item was read."""
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -403,15 +419,14 @@ class _DemandLine(Generic[Item]):
                     if callable(close):
                         close()
             finally:
-                with self._changed:
-                    self._done = True
-                    self._changed.notify_all()
+                self._finish()
 
     def take(self, most: int, max_wait_seconds: float | None, first: bool) -> list[Item]:
         with self._changed:
             if len(self._ready) < most:
-                self._goal = max(self._goal, self._taken + most)
-                self._changed.notify_all()
+                self._latest, self._demands = self._taken + most, self._demands + 1
+                self._goal = max(self._goal, self._latest)
+                self._asked()
                 if first and not self._ready:
                     self._awaited = True
                     self._changed.wait_for(lambda: self._ready or self.over)
@@ -435,6 +450,24 @@ class _DemandLine(Generic[Item]):
     def over(self) -> bool:
         return self._done or self._stopped
 
+    @property
+    def stopped(self) -> bool:
+        return self._stopped and not self._ended
+
+    def wait_done(self, seconds: float) -> None:
+        """Wait until the reader has ended, for a while."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done, seconds)
+
+    def _asked(self) -> None:
+        """Tell the reader that more is wanted."""
+        self._changed.notify_all()
+
+    def _finish(self) -> None:
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
     def _awaits_demand(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._goal > self._read)
@@ -442,21 +475,34 @@ class _DemandLine(Generic[Item]):
 
     def _read_on(self, iterator: Iterator[Item]) -> bool:
         """Read what was asked for; False at the end."""
-        wanted, append, is_whole = self._goal - self._read, self._ready.append, self._is_whole
+        wanted, append, is_whole = self._wanted(), self._ready.append, self._is_whole
         count, whole = 0, False
         for item in islice(iterator, wanted):
             count += 1
             append(item)
             if self._awaited:
-                with self._changed:
-                    self._awaited = False
-                    self._changed.notify_all()  # the time to wait for others begins
+                self._first_came()
             if (type(item) is not dict and is_whole(item)) or self._stopped:
                 whole = True
                 break
+        self._count(count, whole=whole)
+        self._ended = not whole and count < wanted
+        return not self._ended
+
+    def _wanted(self) -> int:
+        with self._changed:
+            self._answered = self._demands
+            return self._goal - self._read
+
+    def _first_came(self) -> None:
+        """The time to wait for other items begins."""
+        with self._changed:
+            self._awaited = False
+            self._changed.notify_all()
+
+    def _count(self, count: int, *, whole: bool) -> None:
         with self._changed:
             self._read += count
-            if whole:
-                self._goal = self._read
+            if whole:  # it is all that was asked for, unless it was taken already and more was asked for
+                self._goal = self._read if self._demands == self._answered else max(self._read, self._latest)
             self._changed.notify_all()
-        return whole or count == wanted

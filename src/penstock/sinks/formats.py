@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
+from penstock.connections.delta import delta_log_at
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.checksums import (
     ARROW_TAIL,
@@ -26,7 +27,9 @@ from penstock.files.checksums import (
     hash_segments,
 )
 from penstock.files.compression import open_output
-from penstock.files.listing import PathLike, split_suffix
+from penstock.files.filesystems import local_or_none
+from penstock.files.listing import PathLike, is_database, split_suffix
+from penstock.files.objects import is_object_url
 from penstock.files.parquet_footer import MAGIC, join_footers, split_file
 from penstock.memory.budget import column_bytes, parse_bytes
 from penstock.pipeline.cores import available_cores
@@ -34,7 +37,10 @@ from penstock.pipeline.functions import rows_of
 from penstock.pipeline.prefetch import Background
 from penstock.pipeline.stages import Sink
 from penstock.plugins import formats
+from penstock.sinks.delta import DeltaSink
 from penstock.sinks.file_sink import FileSink, Writer
+from penstock.sinks.logs import open_log
+from penstock.sinks.sql import SqlSink
 from penstock.types import to_rows
 
 _MOST_GROUPS = 8
@@ -337,10 +343,28 @@ class JsonlSink(FileSink):
         self._level = compression_level
 
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
-        binary = [field.name for field in schema if _any(field.type, _is_binary)]
-        if binary:
-            raise SchemaError(f"JSON cannot hold the binary columns {binary}; drop or encode them, or write Parquet")
+        refuse_binary(schema, "write Parquet")
         return _JsonlWriter(file, schema, split_suffix(self.path)[1], self._level)
+
+
+def refuse_binary(schema: pa.Schema, instead: str) -> None:
+    """Refuse columns that JSON cannot hold."""
+    binary = [field.name for field in schema if _any(field.type, _is_binary)]
+    if binary:
+        raise SchemaError(f"JSON cannot hold the binary columns {binary}; drop or encode them, or {instead}")
+
+
+def json_rows(batch: pa.RecordBatch, options: int | None = None) -> list[bytes]:
+    """Rows as JSON objects."""
+    if options is None:
+        options = _json_options(batch.schema)
+    columns = {field.name: _values(column, field) for field, column in zip(batch.schema, batch.columns)}
+    return [orjson.dumps(row, _plain, options) for row in rows_of(columns)]
+
+
+def _json_options(schema: pa.Schema) -> int:
+    maps = any(_any(field.type, pa.types.is_map) for field in schema)
+    return orjson.OPT_SERIALIZE_NUMPY | (orjson.OPT_NON_STR_KEYS if maps else 0)
 
 
 class CsvSink(FileSink):
@@ -382,15 +406,11 @@ class _JsonlWriter:
     def __init__(self, file: BinaryIO, schema: pa.Schema, codec: str, level: int | None) -> None:
         self._raw = file
         self._out: Any = open_output(file, codec, level)
-        self._options = orjson.OPT_APPEND_NEWLINE | orjson.OPT_SERIALIZE_NUMPY
-        if any(_any(field.type, pa.types.is_map) for field in schema):
-            self._options |= orjson.OPT_NON_STR_KEYS
+        self._options = _json_options(schema) | orjson.OPT_APPEND_NEWLINE
 
     def write(self, batch: pa.RecordBatch) -> None:
         for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            part = batch.slice(start, _ROWS_AT_ONCE)
-            columns = {field.name: _values(column, field) for field, column in zip(part.schema, part.columns)}
-            self._out.write(b"".join([orjson.dumps(row, _plain, self._options) for row in rows_of(columns)]))
+            self._out.write(b"".join(json_rows(batch.slice(start, _ROWS_AT_ONCE), self._options)))
 
     def close(self) -> None:
         if self._out is not self._raw:
@@ -488,12 +508,30 @@ _BUILT_IN: dict[str, Any] = {
 
 
 def open_sink(path: PathLike, **options: Any) -> Sink:
-    """The sink that writes files with this path's suffix."""
+    """The sink that writes files with this path's suffix; of a URL, the sink of its database or broker.
+
+    `postgresql://host/name?table=documents` is a `SqlSink`, `nats://host/STREAM` a `NatsSink`; the path of a Delta
+    table that exists is a `DeltaSink`.
+    """
+    if is_database(path):
+        return SqlSink(path, **options)  # type: ignore[arg-type]
+    if (messages := open_log(path, **options)) is not None:
+        return messages  # type: ignore[no-any-return]
     suffix = split_suffix(path)[0]
+    if not suffix and _is_table(path):
+        return DeltaSink(path, **options)
     makers = _BUILT_IN if suffix in _BUILT_IN else _with_plugins()
     if suffix not in makers:
-        raise ConfigError(f"no sink writes {suffix or 'a path without a suffix'!r}; known: {', '.join(sorted(makers))}")
+        hint = "" if suffix else "; a new Delta table is written by DeltaSink (type: delta)"
+        raise ConfigError(
+            f"no sink writes {suffix or 'a path without a suffix'!r}; known: {', '.join(sorted(makers))}{hint}"
+        )
     return makers[suffix](path, **options)  # type: ignore[no-any-return]
+
+
+def _is_table(path: PathLike) -> bool:
+    """True for the place of a Delta table that exists."""
+    return (local_or_none(path) is not None or is_object_url(path)) and delta_log_at(path)
 
 
 def _with_plugins() -> dict[str, Any]:

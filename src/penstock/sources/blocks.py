@@ -16,9 +16,9 @@ import pyarrow as pa
 from penstock.errors import DataError
 from penstock.files.checksums import FileStamps
 from penstock.files.compression import ByteReader, DamagedStreamError, disk_position, open_input
-from penstock.files.read_ahead import WINDOW_BYTES, RemoteReadAhead
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RemoteReadAhead
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.files.records import Cutter, first_newline
-from penstock.files.remote_file import InputFile, RemoteFile
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
 from penstock.pipeline.stages import Block, Decoded, Origin

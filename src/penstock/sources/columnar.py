@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import ARROW_TAIL, PARQUET_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
-from penstock.files.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, window_for
-from penstock.files.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, window_for
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.row_groups import MOST_WHOLE_BYTES, ParquetReader, RowGroups
 from penstock.memory.views import MappedFile
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check_columns, project
-from penstock.sources.row_groups import MOST_WHOLE_BYTES, ParquetReader, RowGroups
 
 _PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
 _MOST_PARTS = 64
@@ -72,11 +74,19 @@ class ParquetSource(FileSource):
         self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
         self.read_ahead_bytes = window_for(nbytes)
 
+    def with_columns(self, columns: Sequence[str], *, allow_empty: bool = False) -> ParquetSource:
+        """The same files, with these columns alone."""
+        return ParquetSource(self.files, columns=columns, allow_empty=allow_empty)
+
+    def _stored_columns(self, schema: pa.Schema) -> list[str] | None:
+        """Names of the columns to read in a file of this schema; None: all."""
+        return self._columns
+
     def _open(self, path: InputFile) -> ParquetReader:
         pages = self._verify == "pages"
         return ParquetReader(
             path,
-            self._columns,
+            self._stored_columns,
             self._piece_bytes,
             self._checksums(path),
             pages=pages,
@@ -152,20 +162,22 @@ class ParquetSource(FileSource):
                 self._finish(path)
                 continue
             self._row += batch.num_rows
-            return Block(origin, self.shaped(batch, path), batch.nbytes, {"records": batch.num_rows})
+            rows, kept = self.rows_of(batch, path, origin.row)
+            return Block(origin, rows, batch.nbytes, {"records": batch.num_rows, "kept": _numbers(kept)})
         return None
 
     def decode(self, block: Block) -> Decoded:
         groups = block.data
         if isinstance(groups, pa.RecordBatch):
-            return Decoded(groups)
+            return Decoded(groups, rows=block.meta.get("kept"))
         try:
-            batch = groups.read(self._columns)
+            batch = groups.read()
         except _DAMAGED:
             self._list.stamps.check(groups.path)
             return self._rescue(block, groups)
         self._list.stamps.check(groups.path)
-        return Decoded(self.shaped(batch, groups.path))
+        rows, kept = self.rows_of(batch, groups.path, block.origin.row)
+        return Decoded(rows, rows=_numbers(kept))
 
     def offset_of(self, block: Block, row: int) -> int | None:
         """A row of Parquet is in many places of its file."""
@@ -198,8 +210,10 @@ class ParquetSource(FileSource):
             try:
                 reader.skip(row)
                 while row < first + group.rows and (batch := reader.next(first + group.rows - row)) is not None:
-                    good.append(self.shaped(batch, groups.path))
-                    numbers += range(row - block.origin.row, row - block.origin.row + batch.num_rows)
+                    rows, kept = self.rows_of(batch, groups.path, row)
+                    good.append(rows)
+                    before = row - block.origin.row
+                    numbers += range(before, before + batch.num_rows) if kept is None else (kept + before).tolist()
                     row += batch.num_rows
             except _DAMAGED as error:
                 failure = self._damaged(error, groups.path, row)
@@ -211,6 +225,10 @@ class ParquetSource(FileSource):
             first += group.rows
         none = pa.RecordBatch.from_pylist([], schema=self.schema)
         return Decoded(pa.concat_batches(good) if good else none, tuple(rejected), tuple(numbers))
+
+
+def _numbers(kept: npt.NDArray[np.int64] | None) -> tuple[int, ...] | None:
+    return None if kept is None else tuple(kept.tolist())
 
 
 _FILE_MAGIC = b"ARROW1\0\0"

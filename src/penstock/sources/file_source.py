@@ -12,6 +12,8 @@ from itertools import accumulate
 from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -21,8 +23,8 @@ from penstock.files.checksums import FileStamps
 from penstock.files.compression import inflate
 from penstock.files.filesystems import is_access_error, shown
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
-from penstock.files.read_ahead import WINDOW_BYTES
-from penstock.files.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.read_ahead import WINDOW_BYTES
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.files.states import Fields, StateFormat, check_fields
 from penstock.pipeline.stages import Origin, Source, State
 
@@ -383,6 +385,12 @@ class FileSource(Source):
         """Rows of one file with the columns and types of all files, and what its directories stand for."""
         return _shaped(self._list.partitions.filled(batch, path, self.schema), self.schema, path)
 
+    def rows_of(
+        self, batch: pa.RecordBatch, path: InputFile, row: int
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]:
+        """Rows of one file from `row` on, shaped, and the numbers of those that count, from 0; None: all of them."""
+        return self.shaped(batch, path), None
+
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         _ = self.schema
         while self._file < len(self.files):
@@ -399,10 +407,11 @@ class FileSource(Source):
             if batch is None:
                 self._finish(path)
             elif batch.num_rows:
-                shaped = self.shaped(batch, path)
-                self._origin = Origin(str(path), self._row)
+                shaped, kept = self.rows_of(batch, path, self._row)
+                self._origin = Origin(str(path), self._row + (int(kept[0]) if kept is not None and len(kept) else 0))
                 self._row += batch.num_rows
-                return shaped
+                if shaped.num_rows:
+                    return shaped
         return None
 
     def size_hint(self) -> int | None:

@@ -8,8 +8,8 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.files.listing import PathLike
+from penstock.files.ranges.remote_file import InputFile
 from penstock.files.remote import local_copy
-from penstock.files.remote_file import InputFile
 from penstock.pipeline.stages import Source
 from penstock.sources.file_source import FileSource
 

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.listing import PathLike
-from penstock.files.read_ahead import WINDOW_BYTES, RemoteReadAhead, window_for
-from penstock.files.remote_file import InputFile
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RemoteReadAhead, window_for
+from penstock.files.ranges.remote_file import InputFile
 from penstock.files.states import StateFormat
 from penstock.memory.budget import parse_bytes
 from penstock.memory.pool import BufferPool

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.listing import FoundFiles
+from penstock.files.ranges.remote_file import InputFile
 from penstock.files.remote import local_copy
-from penstock.files.remote_file import InputFile
 from penstock.sources.memory import MemorySource
 from penstock.sources.tables import Rows, readable
 

@@ -22,7 +22,7 @@ from penstock.store.manifest import (
     Manifest,
     ShardEntry,
     is_store,
-    manifest_path,
+    manifest_name,
     read_manifest,
     store_path,
     version_numbers,
@@ -117,7 +117,7 @@ def prune(path: PathLike, *, keep_versions: int | None = None) -> Pruned:
         _drop_build(home, current, kept)
         names = {name for manifest in kept for shard in manifest.shards for name in (shard.file, shard.index_file)}
         for number in going:
-            manifest_path(home, number).unlink()
+            (home / manifest_name(number)).unlink()
         shards = (home / SHARDS).iterdir() if (home / SHARDS).is_dir() else ()
         strays = [file for file in shards if _OWN.fullmatch(file.name) and f"{SHARDS}/{file.name}" not in names]
         strays += half_written(home)

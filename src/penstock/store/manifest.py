@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
+import glob
 import hashlib
 import os
 import re
@@ -18,11 +20,12 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError
-from penstock.files.atomic import write_atomic
 from penstock.files.checksums import FileFingerprint
 from penstock.files.compression import inflate
-from penstock.files.filesystems import is_remote, require_local, shown
+from penstock.files.filesystems import cut, is_remote, require_local, shown
 from penstock.files.listing import PathLike
+from penstock.files.objects import open_bucket
+from penstock.store.home import StoreHome, home_of, store_home
 
 _KEY_VERSION = 1
 
@@ -164,6 +167,11 @@ class ShardEntry:
     def index_file(self) -> str:
         return f"{SHARDS}/{self.name}-{self.index_checksum[:16]}.index"
 
+    @property
+    def sums_file(self) -> str:
+        """Checksums of the parts of both files; only stores in buckets have them."""
+        return f"{SHARDS}/{self.name}-{self.index_checksum[:16]}.sums"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
@@ -263,34 +271,37 @@ def _is_list(schema: pa.Schema, name: str) -> bool:
     return index >= 0 and any(is_kind(schema.field(index).type) for is_kind in kinds)
 
 
-def version_numbers(home: Path) -> list[int]:
+def version_numbers(place: Path | StoreHome) -> list[int]:
     """In ascending order."""
-    return sorted(int(file.stem) for file in (home / VERSIONS).glob("*.json") if file.stem.isdigit())
+    names = [Path(name) for name in home_of(place).list(VERSIONS)]
+    return sorted(int(name.stem) for name in names if name.suffix == ".json" and name.stem.isdigit())
 
 
-def is_store(path: Path) -> bool:
-    """True if a directory holds a published store."""
-    return (path / MANIFEST_NAME).is_file()
+def is_store(place: Path | StoreHome) -> bool:
+    """True if a directory, or a prefix of a bucket, holds a published store."""
+    return home_of(place).exists(MANIFEST_NAME)
 
 
 def store_path(path: PathLike) -> Path:
-    """Absolute path of a store, which stays right when the process changes its directory."""
-    home = require_local(path, "a store").absolute()
-    return home if home.name not in ("", "..") else home.resolve()
+    """Absolute path of a store on disk; a URL is refused."""
+    home = store_home(require_local(path, "a store"))
+    assert home.path is not None
+    return home.path
 
 
-def manifest_path(path: Path, version: int | None = None) -> Path:
-    """Path of the manifest of a version; None means the current one."""
-    return path / MANIFEST_NAME if version is None else path / VERSIONS / f"{version:06d}.json"
+def manifest_name(version: int | None = None) -> str:
+    """Name of the manifest of a version in the store; None means the current one."""
+    return MANIFEST_NAME if version is None else f"{VERSIONS}/{version:06d}.json"
 
 
-def read_manifest(path: Path, version: int | None = None) -> Manifest:
+def read_manifest(place: Path | StoreHome, version: int | None = None) -> Manifest:
     """The manifest of a version; damage, a newer format and a missing version are errors with a remedy."""
-    file = manifest_path(path, version)
+    home = home_of(place)
+    file = home.place(manifest_name(version))
     try:
-        data = file.read_bytes()
+        data = home.read(manifest_name(version))
     except (FileNotFoundError, NotADirectoryError):
-        raise _nothing_there(path, version) from None
+        raise _nothing_there(home, version) from None
     try:
         facts = orjson.loads(data)
         stated = facts.pop("checksum", None)
@@ -298,50 +309,84 @@ def read_manifest(path: Path, version: int | None = None) -> Manifest:
         if not isinstance(written, int):
             raise TypeError(f"its format is {written!r}")
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise _damaged(path, file, f"it is not a manifest ({error})") from error
+        raise _damaged(home, file, f"it is not a manifest ({error})") from error
     if written > FORMAT_VERSION:
         raise DataError(
-            f"the store has format {written}, this release reads up to {FORMAT_VERSION}; update penstock",
-            file=str(file),
+            f"the store has format {written}, this release reads up to {FORMAT_VERSION}; update penstock", file=file
         )
     try:
         if stated != _checksum(facts):
             raise ValueError("its content does not match its checksum")
         return Manifest.from_dict(facts)
     except KeyError as error:
-        raise _damaged(path, file, f"it lacks {error}") from error
+        raise _damaged(home, file, f"it lacks {error}") from error
     except (ValueError, TypeError, AttributeError, RecursionError, OSError, pa.ArrowException) as error:
-        raise _damaged(path, file, str(error)) from error
+        raise _damaged(home, file, str(error)) from error
 
 
-def write_manifest(path: Path, manifest: Manifest, *, current: bool) -> None:
-    """Write it durably under its version number or, with `current`, as the one that readers get."""
+def manifest_bytes(manifest: Manifest) -> bytes:
+    """A manifest as it stands in its file."""
     facts = manifest.to_dict()
-    data = orjson.dumps(facts | {"checksum": _checksum(facts)}, option=orjson.OPT_INDENT_2)
-    target = manifest_path(path, None if current else manifest.version)
-    target.parent.mkdir(exist_ok=True)
-    write_atomic(target, data)
+    return orjson.dumps(facts | {"checksum": _checksum(facts)}, option=orjson.OPT_INDENT_2)
+
+
+def write_manifest(place: Path | StoreHome, manifest: Manifest, *, current: bool) -> None:
+    """Write it durably under its version number or, with `current`, as the one that readers get."""
+    home_of(place).write(manifest_name(None if current else manifest.version), manifest_bytes(manifest))
 
 
 def _checksum(facts: Mapping[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(orjson.dumps(facts, option=orjson.OPT_SORT_KEYS))
 
 
-def _damaged(path: Path, file: Path, why: str) -> DataError:
+def _damaged(home: StoreHome, file: str, why: str) -> DataError:
     return DataError(
-        f"the manifest is damaged: {why}; check out another version (there are {version_numbers(path)}), or delete the "
+        f"the manifest is damaged: {why}; check out another version (there are {version_numbers(home)}), or delete the "
         "store and prepare it again",
-        file=str(file),
+        file=file,
     )
 
 
-def _nothing_there(path: Path, version: int | None) -> Exception:
-    if version is None or not is_store(path):
-        there = "there is no manifest.json in it" if path.is_dir() else "no such directory"
-        if numbers := version_numbers(path):
-            there += f", though it has the versions {numbers}: check one out"
-        return FileNotFoundError(f"{str(path)!r} is not a store: {there} (looked from {Path.cwd()})")
-    return DataError(f"the store has no version {version}; it has {version_numbers(path)}", file=str(path))
+def _nothing_there(home: StoreHome, version: int | None) -> Exception:
+    if version is not None and is_store(home):
+        return DataError(f"the store has no version {version}; it has {version_numbers(home)}", file=home.shown)
+    numbers = version_numbers(home)
+    if home.path is not None:
+        there = "there is no manifest.json in it" if home.path.is_dir() else "no such directory"
+        looked = f" (looked from {Path.cwd()})"
+    else:
+        half = bool(home.list(BUILD) or home.list(SHARDS))
+        there = "there is no manifest.json below it" if half or numbers else "there are no objects below it"
+        looked = ", though it has shards: its upload has not ended, or was cut off" if half and not numbers else ""
+    if numbers:
+        there += f", though it has the versions {numbers}: check one out"
+    return FileNotFoundError(f"{home.shown!r} is not a store: {there}{looked}")
+
+
+def bucket_stores(url: PathLike) -> list[str]:
+    """URLs of the stores at a URL of an object store: itself, those directly below it, or those that a glob matches.
+
+    None for raw files. A URL that ends with `.store` is taken for one, so that its absence is reported as such.
+    """
+    address, query = cut(os.fspath(url).rstrip("/"))
+    address = address.rstrip("/")
+    name = address.rpartition("/")[2]
+    if name.endswith(".store") and not glob.has_magic(name):
+        return [address + query]
+    if glob.has_magic(name) and not glob.has_magic(address.rpartition("/")[0]):
+        folder, pattern = address.rpartition("/")[0], name
+    elif "." in name or glob.has_magic(address):
+        return []
+    else:
+        bucket, key = open_bucket(address + query)
+        if key and bucket.info(f"{key}/{MANIFEST_NAME}") is not None:
+            return [address + query]
+        folder, pattern = address, "*.store"
+    bucket, key = open_bucket(folder + query)
+    names = [found for found in bucket.list_folder(key)[0] if fnmatch.fnmatchcase(found, pattern)]
+    prefix = f"{key}/" if key else ""
+    stores = [found for found in names if bucket.info(f"{prefix}{found}/{MANIFEST_NAME}") is not None]
+    return [f"{folder}/{found}{query}" for found in stores]
 
 
 def refuse_remote_store(path: PathLike) -> None:

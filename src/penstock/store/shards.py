@@ -41,7 +41,7 @@ class ShardReader:
     def __init__(self, home: Path, entry: ShardEntry, manifest: Manifest, *, mapped: bool = True) -> None:
         check_size(home, entry)
         self.path, self.rows = home / entry.file, entry.rows
-        self.stamp = ShardStamp(home, entry)
+        self.stamp = ShardStamp(self.path, home / entry.index_file)
         try:
             if mapped:
                 # Closing the file leaves the mapping to the views, and takes no file handle for each shard.
@@ -94,13 +94,18 @@ class ShardStamp:
 
     __slots__ = ("_paths", "_seen", "checked")
 
-    def __init__(self, home: Path, entry: ShardEntry) -> None:
-        self._paths = str(home / entry.file), str(home / entry.index_file)
+    def __init__(self, *files: Path) -> None:
+        self._paths = tuple(map(str, files))
         try:
             self._seen = self._marks()
         except OSError as error:
-            raise damaged(home / entry.file, str(error)) from error
+            raise damaged(files[0], str(error)) from error
         self.checked = time.monotonic()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(size for size, _, _ in self._seen)
 
     def check(self) -> None:
         """Raise DataError if a file was changed or removed. Costs two looks, some microseconds."""
@@ -127,12 +132,21 @@ class ShardStamp:
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats]
 
 
+class Unchanging:
+    """Stamp of files that nobody changes: parts of a store in a bucket, named by their content and mapped."""
+
+    def check(self) -> None:
+        return
+
+    check_often = check
+
+
 class ShardPiece:
     """A record batch, with a function for each column that gets the value of a row as cheaply as it can be had."""
 
     __slots__ = ("batch", "getters", "stamp", "start")
 
-    def __init__(self, batch: pa.RecordBatch, start: int, stamp: ShardStamp) -> None:
+    def __init__(self, batch: pa.RecordBatch, start: int, stamp: ShardStamp | Unchanging) -> None:
         self.batch, self.start, self.stamp = batch, start, stamp
         self.getters: list[tuple[str, Getter]] = [(n, _getter(c)) for n, c in zip(batch.schema.names, batch.columns)]
 
@@ -227,7 +241,7 @@ def _missing(path: Path) -> DataError:
     )
 
 
-def damaged(path: Path, why: str, row: int = 0) -> DataError:
+def damaged(path: Path | str, why: str, row: int = 0) -> DataError:
     """A shard that is not what it was."""
     return DataError(
         f"this shard is damaged: {why}; restore the file, check out a version without it, or prepare the store again",

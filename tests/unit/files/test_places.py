@@ -76,7 +76,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "StoreSink": StoreSink,
     "open_sink": lambda url: open_sink(f"{os.fspath(url)}.jsonl"),
     "StoreWriter": StoreWriter,
-    "open_store": open_store,
     "StoreSource": StoreSource,
     "find_store": lambda url: find_store(url, "key"),
     "versions": versions,
@@ -209,7 +208,8 @@ def bucket() -> Any:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_store_in_a_bucket_is_not_taken_for_raw_files(reader: str, bucket: str) -> None:
-    for url in ("s3://bucket/x.store", "s3://bucket/*.store", bucket):
+    object_stores = () if reader in ("PretrainDataLoader", "open_inputs") else ("s3://b/x.store", "s3://b/*.store")
+    for url in (*object_stores, bucket):  # loaders read those of object stores
         with pytest.raises(ConfigError, match=r"\bURL\b"):
             READERS[reader](url)
 

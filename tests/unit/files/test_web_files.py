@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import ChangedFileError, ResumeError
 from penstock.files import objects
 from penstock.files.listing import list_files
-from penstock.files.remote_file import RemoteFile
+from penstock.files.ranges.remote_file import RemoteFile
 from penstock.sources import open_source
 
 ROWS = [{"n": number, "text": f"row {number} " * 30} for number in range(6000)]

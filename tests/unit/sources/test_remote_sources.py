@@ -21,7 +21,7 @@ from penstock import Pipeline
 from penstock.errors import ChangedFileError, DataError, ResumeError
 from penstock.files.listing import list_files
 from penstock.files.objects import ChangedObjectError, open_bucket
-from penstock.files.remote_file import RemoteFile
+from penstock.files.ranges.remote_file import RemoteFile
 from penstock.sinks import MemorySink, ParquetSink
 from penstock.sources import MemorySource, ParquetSource, open_source
 

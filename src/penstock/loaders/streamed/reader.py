@@ -43,6 +43,7 @@ from penstock.loaders.streamed.windows import StreamCounts, StreamCursor
 from penstock.loaders.streamed.workers import choose_workers, open_step_maker, open_steps
 from penstock.memory import MemoryBudget
 from penstock.order.positions import larger_than_epoch
+from penstock.pipeline.stages import Live
 from penstock.sources.inputs import Input, as_input, shown_input, why_it_stays
 
 __all__ = ["StreamOptions", "StreamPosition", "StreamReader", "StreamStep"]
@@ -251,6 +252,16 @@ class StreamReader:
                 maker.close()
         self._epoch_end.forget()
         self.counts.close()
+
+    def interrupt(self) -> bool:
+        """Make a step that waits for rows of a live source fail, from any thread; False for other sources.
+
+        `close` has to follow.
+        """
+        if isinstance(self.spec.paths, Live):
+            self.spec.paths.interrupt()
+            return True
+        return False
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import Rendezvous
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
-from penstock.files.read_ahead import window_for
+from penstock.files.ranges.read_ahead import window_for
 from penstock.loaders.streamed.catalog import Catalog, InputFacts, OpenedInput, open_input_rows
 from penstock.loaders.streamed.rows import WindowSampling
 from penstock.loaders.streamed.sampled_windows import WindowFiller

@@ -85,7 +85,7 @@ class RemoteFile(os.PathLike[str]):
 
     def read_ranges(self, ranges: Sequence[tuple[int, int]]) -> list[Any]:
         """Several ranges, with requests at the same time."""
-        from penstock.files.read_ahead import submit
+        from penstock.files.ranges.read_ahead import submit
 
         waiting = [submit(self.read_range, start, stop) for start, stop in ranges]
         return [answer.result() for answer in waiting]
@@ -115,14 +115,14 @@ class RemoteFile(os.PathLike[str]):
 
 def _read(file: RemoteFile, start: int, stop: int) -> Any:
     if file.root.startswith("hf://"):
-        from penstock.files.hub_files import read_hub
+        from penstock.files.ranges.hub import read_hub
 
         return read_hub(file, start, stop)
     if file.key:
         from penstock.files.objects import open_bucket
 
         return open_bucket(file.root)[0].read(file.key, start, stop, etag=file.etag)
-    from penstock.files.web_files import read_web
+    from penstock.files.ranges.web import read_web
 
     return read_web(file.root, start, stop, file.size, file.etag)
 

@@ -17,7 +17,7 @@ from typing import Any
 from penstock.errors import ChangedFileError, DataError
 from penstock.files import objects
 from penstock.files.filesystems import answered, naming_url, open_filesystem, shown, web_info
-from penstock.files.remote_file import RemoteFile
+from penstock.files.ranges.remote_file import RemoteFile
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from penstock.files.filesystems import cut, matches_parts, scheme_of, shown
-from penstock.files.listing import FoundFiles, split_suffix
+from penstock.files.listing import FoundFiles, refuse_tables, split_suffix
 from penstock.files.objects import Bucket, ObjectInfo, is_object_url, open_bucket
-from penstock.files.remote_file import RemoteFile
-from penstock.files.web_files import find_web_file
+from penstock.files.ranges.remote_file import RemoteFile
+from penstock.files.ranges.web import find_web_file
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +62,8 @@ def _find_objects(url: str, suffixes: Sequence[str]) -> FoundFiles:
         return found([info], key.rpartition("/")[0])
     if not below:
         raise FileNotFoundError(f"no such file or directory: {shown(url)!r}")
-    return found(chosen_of(below, lambda one: one.key, suffixes, shown(url)), key)
+    chosen_keys = set(chosen_names([one.key for one in below], suffixes, shown(url)))
+    return found([one for one in below if one.key in chosen_keys], key)
 
 
 def _below(bucket: Bucket, prefix: str) -> list[ObjectInfo]:
@@ -78,12 +79,11 @@ def _below(bucket: Bucket, prefix: str) -> list[ObjectInfo]:
     ]
 
 
-def chosen_of(
-    found: list[ObjectInfo], name_of: Callable[[ObjectInfo], str], suffixes: Sequence[str], where: str
-) -> list[ObjectInfo]:
-    """Those with one of the suffixes; none is an error that says what is there."""
-    chosen = [one for one in found if split_suffix(name_of(one))[0] in suffixes] if suffixes else found
+def chosen_names(names: list[str], suffixes: Sequence[str], where: str) -> list[str]:
+    """Names of the files below a directory that have one of the suffixes; none is an error that says what is there."""
+    refuse_tables(names, where)
+    chosen = [name for name in names if split_suffix(name)[0] in suffixes] if suffixes else names
     if not chosen:
-        there = ", ".join(sorted({"".join(split_suffix(name_of(one))) or "no suffix" for one in found}))
+        there = ", ".join(sorted({"".join(split_suffix(name)) or "no suffix" for name in names}))
         raise FileNotFoundError(f"no {', '.join(suffixes)} file in directory {where!r}; it holds: {there}")
     return chosen

@@ -11,8 +11,9 @@ from penstock._optional import require
 from penstock.errors import ChangedFileError, DataError
 from penstock.files.filesystems import ANSWER_SECONDS, matches_parts
 from penstock.files.hub import naming_repository, parse_url
-from penstock.files.listing import FoundFiles, split_suffix
-from penstock.files.remote_file import RemoteFile
+from penstock.files.listing import FoundFiles
+from penstock.files.ranges.catalog import chosen_names
+from penstock.files.ranges.remote_file import RemoteFile
 
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -45,10 +46,7 @@ def find_hub_files(url: str, suffixes: Sequence[str]) -> FoundFiles | None:
         inside, base = [path for path in found if path.split("/")[: len(parts)] == parts], parts
         if not inside:
             raise FileNotFoundError(f"no such file or directory: {url!r}")
-        chosen = [path for path in inside if not suffixes or split_suffix(path)[0] in suffixes]
-        if not chosen:
-            there = ", ".join(sorted({"".join(split_suffix(path)) or "no suffix" for path in inside}))
-            raise FileNotFoundError(f"no {', '.join(suffixes)} file in directory {url!r}; it holds: {there}")
+        chosen = chosen_names(inside, suffixes, url)
     chosen.sort(key=lambda path: path.split("/"))
     root = f"hf://{place.kind}s/{place.name}@{commit}"
     files = [RemoteFile(root, path, found[path].size, _mark(found[path])) for path in chosen]

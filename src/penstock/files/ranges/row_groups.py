@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.files.checksums import Checksums
-from penstock.files.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata
-from penstock.files.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 _READ_AHEAD_BYTES = 1 << 18
 MOST_WHOLE_BYTES = 1 << 26
@@ -34,10 +34,12 @@ class RowGroups:
     checksums: Checksums | None
     pages: bool
     """True to compare the page checksums."""
+    columns: list[str] | None
     ranges: RangeFile | None = None
     """Of a remote file: the bytes, which were requested."""
 
-    def read(self, columns: list[str] | None) -> pa.RecordBatch:
+    def read(self) -> pa.RecordBatch:
+        columns = self.columns
         try:
             with contextlib.ExitStack() as stack:
                 if self.checksums is not None:
@@ -73,7 +75,7 @@ class ParquetReader:
     def __init__(
         self,
         path: InputFile,
-        columns: list[str] | None,
+        choose: Callable[[pa.Schema], list[str] | None],
         piece_bytes: int,
         checksums: Checksums | None,
         *,
@@ -96,7 +98,7 @@ class ParquetReader:
         """True to request the next row groups too."""
         self.reads_groups = False
         """True if row groups were taken as a whole."""
-        self._path, self._columns, self._piece_bytes = path, columns, piece_bytes
+        self._path, self._columns, self._piece_bytes = path, choose(self._file.schema_arrow), piece_bytes
         self._group = 0
         self._skip = 0
         self._left = 0
@@ -160,7 +162,15 @@ class ParquetReader:
         self._skip, self.reads_groups = 0, True
         numbers = tuple(range(first, self._group))
         groups = RowGroups(
-            self._path, metadata, numbers, skip, rows - skip, nbytes, checksums=self._checksums, pages=self._pages
+            self._path,
+            metadata,
+            numbers,
+            skip,
+            rows - skip,
+            nbytes,
+            checksums=self._checksums,
+            pages=self._pages,
+            columns=self._columns,
         )
         return groups if self._ranges is None else self._requested(groups)
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from penstock.files.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 Result = TypeVar("Result")
 
