@@ -24,6 +24,7 @@ from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
 from penstock.files.objects import beside, bucket_has, open_bucket, output_place, shown_place
+from penstock.files.ranges.remote_file import InputFile
 from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report
@@ -386,11 +387,11 @@ class _Inputs:
             made._stamps.note(file)
         return made
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[InputFile]) -> None:
         self._files, self._stamps = files, FileStamps()
         for file in files:
             self._stamps.note(file)
-        self._young = [not is_settled(file.stat()) for file in files]
+        self._young = [isinstance(file, Path) and not is_settled(file.stat()) for file in files]
         """Files that could change without a new modification time."""
         memo = default_cache_directory() / "fingerprints.json"
         self.fingerprints: list[FileFingerprint] = fingerprint_files(files, memo=memo)

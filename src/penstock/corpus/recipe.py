@@ -37,6 +37,7 @@ from penstock.corpus.raw_rows import (
 )
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
+from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline import Source, Transform
 from penstock.sources import (
     ArrowSource,
@@ -334,7 +335,7 @@ class Steps:
     unnamed: str | None = None
     """Reason why a store made by these transforms has no key."""
 
-    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str, left_out: Iterable[Path] = ()) -> Lineage:
+    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str, left_out: Iterable[InputFile] = ()) -> Lineage:
         """Lineage of a store. A store that skipped bad rows has another key than one that would have failed on them."""
         skipped = [f"bad rows: {on_error}"] if on_error != "raise" else []
         return Lineage(
@@ -414,12 +415,12 @@ class OpenedRecipe:
         return source, names
 
     @property
-    def left_out(self) -> Sequence[Path]:
+    def left_out(self) -> Sequence[InputFile]:
         """Files of the directory that are not read."""
         return self.given.left_out if isinstance(self.given, SourceFiles) else ()
 
     @property
-    def files(self) -> Sequence[Path]:
+    def files(self) -> Sequence[InputFile]:
         return cast(Sequence[Path], getattr(self.given, "files", ()))
 
     def request(self, inputs: Iterable[FileFingerprint], on_error: str) -> str | None:

@@ -19,17 +19,18 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.compression import open_input
+from penstock.files.filesystems import is_access_error
 from penstock.files.listing import split_suffix
+from penstock.files.ranges.read_ahead import RemoteReadAhead, parquet_metadata
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.files.records import first_newline
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Origin, Rejected
@@ -196,18 +197,20 @@ def _joined(number: int, groups: Sequence[tuple[int, int]] | None, size: int, ta
     return found
 
 
-def _row_groups(path: Path) -> list[tuple[int, int]] | None:
+def _row_groups(path: InputFile) -> list[tuple[int, int]] | None:
     try:
-        metadata = pq.read_metadata(path)
-    except _DAMAGED:
+        metadata = parquet_metadata(path)
+    except _DAMAGED as error:
+        if isinstance(path, RemoteFile) and is_access_error(error):
+            raise  # other splits than before would be found without it
         return None  # reported when it is read
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def _record_batches(path: Path) -> list[tuple[int, int]] | None:
-    """None for streams, and for compressed files, which list nothing."""
-    if split_suffix(path)[1]:
+def _record_batches(path: InputFile) -> list[tuple[int, int]] | None:
+    """None for streams, for compressed files, which list nothing, and for remote ones, where each is a request."""
+    if split_suffix(path)[1] or isinstance(path, RemoteFile):
         return None
     try:
         with pa.memory_map(str(path)) as file:
@@ -228,12 +231,14 @@ class _LineReader:
     def __init__(self, source: RecordSource, split: InputSplit, at: int) -> None:
         self._source, self._split, self._at = source, split, at
         self._path = source.files[split.file]
+        self._ahead = RemoteReadAhead([self._path], source.read_ahead_bytes, until=split.stop)
         self._reader: BlockReader | None = None
         self._data = pa.py_buffer(b"")
         self._first = 0
         """Offset of the data in the file."""
         self._starts = self._stops = np.empty(0, np.int64)
         self._used = 0
+        self._wanted = _READ_BYTES
 
     @property
     def at(self) -> int:
@@ -243,6 +248,7 @@ class _LineReader:
         parts: list[pa.Buffer] = []
         records = nbytes = 0
         first = self._split.start + self._at
+        self._wanted = self._ahead.first_bytes = max_bytes + _LOOK_BYTES
         while records < max_records and nbytes < max_bytes:
             try:
                 if not self._load():
@@ -292,6 +298,7 @@ class _LineReader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._ahead.close()
 
     def _load(self) -> bool:
         """True if a record is left; reads more if needed."""
@@ -302,7 +309,8 @@ class _LineReader:
             return False
         assert self._reader is not None
         here = self._reader.place
-        left = _READ_BYTES if stop is None else min(_READ_BYTES, stop - here.offset)
+        most = min(_READ_BYTES, self._wanted) if isinstance(self._path, RemoteFile) else _READ_BYTES
+        left = most if stop is None else min(most, stop - here.offset)
         if here.file or left <= 0:
             self.close()
             return False
@@ -329,13 +337,14 @@ class _LineReader:
                 return False
             begin = found
         self._at = begin - self._split.start
-        self._reader = self._source.reader_of(self._split.file, BlockPosition(0, begin))
+        self._reader = self._source.reader_of(self._split.file, BlockPosition(0, begin), self._ahead)
         return True
 
     def _first_line(self) -> int | None:
         """Start of the first line of the split: after the first newline at or after the byte before it."""
         start, stop = self._split.start, self._split.stop
-        reader = open_input(self._path, start - 1)
+        remote = isinstance(self._path, RemoteFile)
+        reader: Any = self._ahead.open(0, start - 1) if remote else open_input(self._path, start - 1)
         try:
             at, scratch = start - 1, np.empty(_LOOK_BYTES, np.uint8)
             while (stop is None or at < stop - 1) and (got := reader.readinto(memoryview(scratch))):  # type: ignore[arg-type]
