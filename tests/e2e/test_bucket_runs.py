@@ -131,11 +131,12 @@ def test_a_slow_network_with_resets_changes_no_byte(
     table = pa.table({"n": range(300_000), "x": [str(number) * 4 for number in range(300_000)]})
     sink = {"compression": "none", "row_group_bytes": "1 MiB"}
     Pipeline(MemorySource(table), [], ParquetSink(tmp_path / "out.parquet", **sink)).run()
-    with Proxy(s3.port, latency_seconds=0.01, reset_after=3 << 20) as proxy:
-        proxy.resets = 3
+    with Proxy(s3.port, latency_seconds=0.01, reset_after=900) as proxy:
+        proxy.resets = 5
         for name, value in environment_of(proxy.endpoint).items():
             monkeypatch.setenv(name, value)
-        Pipeline(MemorySource(table), [], ParquetSink(f"{s3_url}/out.parquet", **sink)).run()
+        Pipeline(MemorySource(table), [], ParquetSink(f"{s3_url}/out.parquet", **sink)).run(f"{s3_url}/kept")
+        assert proxy.resets_done >= 3
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     copy = download(s3_url, tmp_path / "copy")
@@ -225,7 +226,14 @@ def test_a_store_is_prepared_in_a_bucket_and_found_there(s3_url: str, tmp_path: 
     assert [name for name in names_in(s3_url) if name.startswith(".")] == []
     with pytest.raises(ConfigError, match="another input or recipe"):
         prepare(rows_file, url, Recipe(tokenizer="byte"))
-    assert prepare(rows_file, url, Recipe(tokenizer="byte"), mode="overwrite").manifest.version == 2
+    words = ["prepare", str(rows_file), "--tokenizer", "byte", "--out", url, "--mode", "overwrite", "--json"]
+    for command in (words, ["versions", url, "--json"], ["versions", url, "--checkout", "1"], ["info", url, "--json"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    facts = json.loads(result.output)
+    assert (facts["version"], facts["rows"], len(facts["versions"])) == (1, made.manifest.rows, 2)
+    with pytest.raises(ConfigError, match="omit cache"):
+        prepare(rows_file, url, recipe, cache=f"{s3_url}/cache")
 
 
 def test_no_secret_is_written_anywhere(

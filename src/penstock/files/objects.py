@@ -480,6 +480,7 @@ class ObjectWriter:
         self._waiting = bytearray()
         """What may still become an object in one request."""
         self._written = 0
+        self._before: ObjectInfo | None = None
         self.closed = self.discarding = False
 
     @property
@@ -528,6 +529,7 @@ class ObjectWriter:
         self._upload = obstore.open_writer(
             self._bucket.patient, self.key, buffer_size=self._part_bytes, max_concurrency=self._MOST_ON_THE_WAY
         )
+        self._before = self._bucket.info(self.key)
         waiting, self._waiting = self._waiting, bytearray()
         self._send(memoryview(waiting))
 
@@ -542,10 +544,27 @@ class ObjectWriter:
         if self._upload is None:
             self._bucket.write(self.key, bytes(self._waiting))
         else:
-            with self._naming():
-                self._upload.close()
+            try:
+                with self._naming():
+                    self._upload.close()
+            except (OSError, FileNotFoundError):
+                if not self._appeared():
+                    raise
         self.closed = True
         self._waiting.clear()
+
+    def _appeared(self) -> bool:
+        """True if the object is there although its upload ended with an error: the answer to the last request got
+        lost, and the store knows no such upload when it is asked again."""
+        try:
+            found = self._bucket.info(self.key)
+        except OSError:
+            return False
+        return (
+            found is not None
+            and found.size == self._written
+            and (self._before is None or found.etag != self._before.etag)
+        )
 
     def abort(self) -> None:
         """Give the upload up; after `commit()`, do nothing."""
