@@ -305,3 +305,27 @@ def test_buckets_and_keys_that_do_not_work_are_named_before_any_work(
     monkeypatch.setattr(objects, "RETRY_SECONDS", 0.3)
     with pytest.raises(StageError, match=r"'s3://pen/.*no whole answer within 0.3 s"):
         runs(f"{s3_url}/o.jsonl", None)
+
+
+def test_a_preparation_that_has_seen_keys_is_resumed_where_it_began(
+    s3_url: str, rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, recipe = f"{s3_url}/x.store", Recipe(tokenizer="byte", dedup=["exact"])
+    whole = prepare(rows_file, tmp_path / "x.store", recipe)
+
+    def dies(sink: Any) -> None:
+        raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.sinks.StoreSink.flush", dies)
+        with pytest.raises(StageError, match="the machine is gone"):
+            prepare(rows_file, url, recipe, config=EVERY)
+    assert [name for name in names_in(s3_url) if name.startswith(".x.store.preparing/")]
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+        with pytest.raises(ResumeError, match=r"\.x\.store\.preparing"):
+            prepare(rows_file, url, recipe, config=EVERY)
+    made = prepare(rows_file, url, recipe, config=EVERY)
+    assert made.report is not None
+    assert made.report.resumed
+    assert made.manifest.shards == whole.manifest.shards
