@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.buckets import download, names_in
-from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
+from tests.servers import ACCESS_KEY, SECRET_KEY, Proxy, S3Server, environment_of
 from typer.testing import CliRunner
 
 import penstock.files.object_lock as object_lock
@@ -329,3 +331,55 @@ def test_a_preparation_that_has_seen_keys_is_resumed_where_it_began(
     assert made.report is not None
     assert made.report.resumed
     assert made.manifest.shards == whole.manifest.shards
+
+
+class TwoUsers(S3Server):
+    """A server with a second user, who may only read."""
+
+    def command(self) -> list[str]:
+        users = {
+            "admin": (ACCESS_KEY, SECRET_KEY, ["Admin", "Read", "Write", "List", "Tagging"]),
+            "reader": ("reader", "reader-secret", ["Read", "List"]),
+        }
+        identities = [
+            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+            for name, (key, secret, actions) in users.items()
+        ]
+        (self.directory / "users.json").write_text(json.dumps({"identities": identities}))
+        return [*super().command(), f"-s3.config={self.directory / 'users.json'}"]
+
+    def uploads(self) -> list[str]:
+        """Uploads in parts that are neither completed nor aborted."""
+        address = f"http://127.0.0.1:{self.ports[6]}/buckets/pen/.uploads/"
+        request = urllib.request.Request(address, headers={"Accept": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return [entry["FullPath"] for entry in json.load(answer)["Entries"] or []]
+
+
+def test_failed_runs_abort_their_uploads_and_readers_cannot_begin_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(RowsSource):
+        def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+            if self.state_dict()["row"]:
+                raise RuntimeError("the source is gone")
+            return super().next_batch(max_rows)
+
+    rows = [{"text": os.urandom(500_000).hex()} for _ in range(12)]
+    with TwoUsers() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        sink = JsonlSink(f"{server.url}/a/o.jsonl")
+        writer = open_bucket(f"{server.url}/a")[0].writer("a/x")
+        writer.write(bytes(12 << 20))
+        assert len(server.uploads()) == 1
+        writer.abort()
+        with pytest.raises(StageError, match="the source is gone"):
+            Pipeline(Failing(rows, batch_rows=12), [], sink, EVERY).run()
+        assert server.uploads() == []
+        assert names_in(f"{server.url}/a") == []
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "reader-secret")
+        for kept in (None, f"{server.url}/kept"):
+            with pytest.raises(PermissionError, match="may not be used with these credentials: AccessDenied"):
+                Pipeline(RowsSource(ROWS), [], JsonlSink(f"{server.url}/a/o.jsonl"), EVERY).run(kept)
+        with pytest.raises(PermissionError, match="may not be used with these credentials: AccessDenied"):
+            Pipeline(RowsSource(ROWS), [], StoreSink(f"{server.url}/a/o.store", tokens=None), EVERY).run()

@@ -450,6 +450,8 @@ class Bucket:
             ) from None
         if not isinstance(error, known.BaseError):
             raise error
+        if status == "507":
+            raise OSError(f"{where!r} cannot be written: the store is full ({_said(error)}); make room there") from None
         permanent = status is not None and status[0] in "34" and status not in _LATER
         if (
             permanent

@@ -196,3 +196,16 @@ def test_an_upload_whose_last_answer_got_lost_is_there(s3_url: str, monkeypatch:
             writer.abort()
         info = bucket.info(key)
         assert (info is not None and info.size == 9 << 20) == done
+
+
+def test_a_full_store_is_named_at_once(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+    from obstore.exceptions import GenericError
+
+    def full(*_: Any, **__: Any) -> None:
+        raise GenericError("Server returned non-2xx status code: 507 Insufficient Storage: <Code>StorageFull</Code>")
+
+    monkeypatch.setattr(obstore, "put", full)
+    bucket, key = open_bucket(f"{s3_url}/k")
+    with pytest.raises(OSError, match=r"/k' cannot be written: the store is full \(StorageFull\)"):
+        bucket.write(key, b"1")
