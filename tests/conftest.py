@@ -79,7 +79,12 @@ def s3_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
-    yield from _running(PostgresServer)
+    """With an open connection: the driver asks a server for all its types when a process opens the first."""
+    from penstock.connections.sql import Database
+
+    for server in _running(PostgresServer):
+        with Database(server.url).connect():
+            yield server
 
 
 @pytest.fixture(scope="session")
