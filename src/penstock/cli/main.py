@@ -20,6 +20,7 @@ GROUPS = {
         "show": "Print the tokens of a row, supervised ones in green.",
         "info": "Show rows, tokens, lengths and columns of a store.",
         "versions": "List the versions of a store, compare or check them out.",
+        "cache": "Show the size of a cache that machines share, or clear it.",
     },
     "Check a loader before training": {
         "plan": "Count steps, tokens, padding and packing of a loader.",

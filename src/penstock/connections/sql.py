@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import re
+import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,9 @@ class SqlDialect:
     numbered: bool = False
     """True if parameters are `$1`, `$2`; otherwise each is `?`."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _dialect, (self.name,)  # there is one of each, also in other processes
+
 
 POSTGRESQL = SqlDialect("PostgreSQL", "adbc_driver_postgresql", numbered=True)
 SQLITE = SqlDialect("SQLite", "adbc_driver_sqlite")
@@ -70,6 +74,10 @@ DIALECTS = {
     **dict.fromkeys(("grpc", "grpc+tls", "grpc+tcp"), SqlDialect("Flight SQL", "adbc_driver_flightsql")),
 }
 """Dialects by the scheme of a URL."""
+
+
+def _dialect(name: str) -> SqlDialect:
+    return next(dialect for dialect in DIALECTS.values() if dialect.name == name)
 
 
 class Database:
@@ -124,8 +132,8 @@ class Database:
             return SqlConnection(self, self._open(dbapi, autocommit))
 
     def _open(self, dbapi: Any, autocommit: bool) -> Any:
-        if self.dialect is DUCKDB:
-            return dbapi.connect(self.file or None, autocommit=autocommit)
+        if self.dialect is DUCKDB and self.file:
+            return _open_duckdb(dbapi, str(Path(self.file).resolve()), autocommit)
         if self.dialect is SQLITE:
             return dbapi.connect(self.file or ":memory:", autocommit=autocommit)
         uri = self._url
@@ -150,7 +158,7 @@ class Database:
     def _named(self, error: Exception, row: int | None) -> Exception:
         state = str(getattr(error, "sqlstate", None) or "")
         said = self.without_secrets(_NOISE.sub("", str(error)).strip())
-        said = re.sub(r"^[A-Z_]+: (\[libpq\] )?", "", said)
+        said = " ".join(re.sub(r"^[A-Z_]+: (\[libpq\] )?", "", said).split()).rstrip(" ^.")
         if re.search(r'database "?.*"? does not exist', said):
             return ConfigError(f"{self.shown}: {said}; create it, or correct the name in the URL")
         if state.startswith("28") or (not state and _LOGIN.search(said)):
@@ -269,6 +277,23 @@ def _driver(dialect: SqlDialect) -> ModuleType:
         ) from None
 
 
+_INSTANCES: dict[str, list[Any]] = {}
+"""Open connections to each file of DuckDB: two instances of a file in one process would destroy it."""
+_OPENS = threading.Lock()
+
+
+def _open_duckdb(dbapi: Any, file: str, autocommit: bool) -> Any:
+    with _OPENS:
+        there = _INSTANCES.setdefault(file, [])
+        if there:
+            raw = there[0].adbc_clone()
+            raw.adbc_connection.set_autocommit(autocommit)
+        else:
+            raw = dbapi.connect(file, autocommit=autocommit)
+        there.append(raw)
+        return raw
+
+
 def _end_result(cursors: list[Any]) -> None:
     while cursors:
         cursor = cursors.pop()
@@ -280,6 +305,10 @@ def _end_result(cursors: list[Any]) -> None:
 
 def _close(raw: Any, cursors: list[Any]) -> None:
     _end_result(cursors)
+    with _OPENS:
+        for there in _INSTANCES.values():
+            if raw in there:
+                there.remove(raw)
     with contextlib.suppress(Exception):
         raw.close()
 

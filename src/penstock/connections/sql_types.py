@@ -26,11 +26,18 @@ from penstock.errors import ConfigError, DataError, SchemaError
 _PG_TYPE, _PG_MODE = b"POSTGRESQL:type", b"POSTGRESQL:typmod"
 _MOST_DIGITS = 76
 _MONEY = "numeric(20, 2)"
+_NAMED_TEXT = {"uuid": pa.uuid(), "json": pa.json_()}
+"""Types that the driver of DuckDB delivers as text."""
 _KEY_TYPES = "whole numbers, text, dates, timestamps, uuid, decimals and bytes"
 
 
+def with_server_type(field: pa.Field, kind: str) -> pa.Field:
+    """The field with a note of its type on the server, for drivers that leave none."""
+    return field.with_metadata({_PG_TYPE: kind.lower()})
+
+
 def server_type(field: pa.Field) -> str:
-    """Name of the type on the server, as the driver of PostgreSQL tells it; empty for other drivers."""
+    """Name of the type on the server, as the driver of PostgreSQL tells it; empty if it is not known."""
     return str((field.metadata or {}).get(_PG_TYPE, b"").decode())
 
 
@@ -57,6 +64,8 @@ def read_type(field: pa.Field) -> pa.DataType:
         return pa.list_(pa.string())
     if isinstance(kind, pa.OpaqueType):
         return kind.storage_type
+    if pa.types.is_string(kind) and server_type(field) in _NAMED_TEXT:
+        return _NAMED_TEXT[server_type(field)]
     return pa.list_(kind.value_type) if pa.types.is_list(kind) and kind.value_field.metadata else kind
 
 
@@ -83,6 +92,8 @@ def _read_column(column: Any, field: pa.Field, where: str, row: int) -> Any:
         column = column.storage
     elif pa.types.is_list(column.type) and isinstance(column.type.value_type, pa.OpaqueType):
         return pa.ListArray.from_arrays(column.offsets, column.values.storage, mask=column.is_null())
+    if isinstance(field.type, pa.UuidType) and pa.types.is_string(column.type):
+        return _parse_uuids(column)
     try:
         return column.cast(field.type)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -101,6 +112,16 @@ def _read_column(column: Any, field: pa.Field, where: str, row: int) -> Any:
             file=where,
             row=row,
         ) from error
+
+
+def _parse_uuids(column: Any) -> Any:
+    """Text of UUIDs as their bytes, without an object for each."""
+    filled = pc.fill_null(column, str(uuid.UUID(int=0)))
+    digits = pc.binary_join(pa.ListArray.from_arrays([0, len(filled)], filled), "")[0].as_py()
+    data = pa.py_buffer(bytes.fromhex(digits.replace("-", "")))
+    valid = pc.is_valid(column).buffers()[1] if column.null_count else None
+    flat = pa.FixedSizeBinaryArray.from_buffers(pa.binary(16), len(column), [valid, data])
+    return pa.ExtensionArray.from_storage(pa.uuid(), flat)
 
 
 # -- keys ------------------------------------------------------------------------------------------------------------
@@ -125,7 +146,7 @@ def key_value(text: str, kind: pa.DataType) -> Any:
         return datetime.date.fromisoformat(text)
     if pa.types.is_timestamp(kind):
         return datetime.datetime.fromisoformat(text)
-    return uuid.UUID(text) if isinstance(kind, pa.UuidType) else text
+    return text
 
 
 def check_key(field: pa.Field) -> None:

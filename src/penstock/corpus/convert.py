@@ -15,6 +15,7 @@ from typing import Any, Unpack
 import xxhash
 
 from penstock._suggest import did_you_mean
+from penstock.connections.shared_cache import SharedCache
 from penstock.errors import ConfigError
 from penstock.files.atomic import check_own_directory, remove_own_directory
 from penstock.files.cache import default_cache_directory
@@ -36,6 +37,7 @@ from penstock.store.foreign.base import ForeignOptions
 from penstock.store.foreign.lookup import has_texts, is_token_file
 from penstock.store.foreign.saved_dataset import STATE, TOKEN_COLUMNS, token_column
 from penstock.store.manifest import is_store
+from penstock.store.shared_files import fetch_store, share_store
 from penstock.transforms.token_columns import SelectTokens
 
 FORMATS = ("store", "megatron", "mds")
@@ -120,9 +122,18 @@ def _checkpoint(out: Path, rows: Any, lineage: Lineage) -> Path:
 
 
 def convert_cached(
-    rows: Source, columns: SelectTokens, home: Path, *, budget: Any = None, progress: Any = None
+    rows: Source,
+    columns: SelectTokens,
+    home: Path,
+    *,
+    budget: Any = None,
+    progress: Any = None,
+    cache: SharedCache | None = None,
 ) -> Path:
-    """The store of rows of tokens below `home`, named by its key; made if it does not exist. Other processes wait."""
+    """The store of rows of tokens below `home`, named by its key; made if it does not exist. Other processes wait.
+
+    It is looked for in `cache` before it is made, and put there afterwards.
+    """
     lineage = _lineage(rows, columns)
     if lineage.key is None:
         raise ConfigError(
@@ -134,9 +145,13 @@ def convert_cached(
     with FileLock(out.parent / f".{out.name}.converting.lock") as lock:
         if not lock.acquire(_LONGEST_WAIT):
             raise ConfigError(f"{out} is being made by {lock.owner()}; wait for it")
+        if cache is not None and not out.exists():
+            fetch_store(cache, lineage.key, out)
         if not is_complete(out, lineage.key):
             pipeline = Pipeline(rows, [columns], StoreSink(out, lineage=lineage), budget=budget)
             _run(pipeline, _checkpoint(out, rows, lineage), progress)
+            if cache is not None:
+                share_store(cache, out, lineage.key)
     return out
 
 

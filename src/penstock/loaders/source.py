@@ -143,7 +143,9 @@ def _converted(data: Any, recipe: Recipe | None, options: Options) -> list[Store
 
     home = (options.cache_home or default_cache_directory()) / "stores"
     progress = pipeline_progress if options.progress else None
-    made = convert_cached(rows, SelectTokens(), home, budget=options.memory, progress=progress)
+    made = convert_cached(
+        rows, SelectTokens(), home, budget=options.memory, progress=progress, cache=options.shared_cache
+    )
     return [open_store(made, verify=options.verify)]
 
 

@@ -113,6 +113,8 @@ def input_files(source: Any) -> list[tuple[str, int]]:
         return [(str(source.path / shard.file), shard.bytes) for shard in source.manifest.shards]
     if isinstance(source, MemorySource):
         return [(_IN_MEMORY, source.nbytes)]
+    if isinstance(source, SqlSource) and source.has_key:
+        return [(source.name, max(1, source.nbytes))]
     if not isinstance(source, RecordSource | FileSource):
         return [(repr(source), 1)]  # its size is not known
     return [(str(path), path.stat().st_size) for path in source.files]
@@ -134,7 +136,9 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
         return _row_ranges(0, rows, source.nbytes, target_bytes) if rows else []
     if isinstance(source, SqlSource) and source.has_key:
         bounds = source.split(target_bytes)
-        return _row_ranges(0, bounds.rows, len(bounds.starts), 1) if bounds.rows else []
+        ends = [*range(0, bounds.rows, bounds.rows_each), bounds.rows]
+        each = max(1, source.nbytes // max(1, bounds.rows))
+        return [InputSplit(0, low, high, (high - low) * each) for low, high in pairwise(ends)]
     if not has_files(source):
         return [InputSplit(0, 0, None, 1)]
     numbers = [number for number, (_, size) in enumerate(files) if size]

@@ -21,6 +21,7 @@ from penstock.sources.sql_rows import Key, KeyBounds, KeyRange, SqlRows
 
 _STATE = StateFormat("rows of a database", "a SqlSource", fields={"row": (int,), "key": (list, None), "schema": (str,)})
 _PARTS_BYTES = 4 << 20
+_LEAST_RANGE = 16 << 10
 
 
 class SqlSource(Source):
@@ -86,6 +87,7 @@ class SqlSource(Source):
         self._reader: Iterator[pa.RecordBatch] | None = None
         self._pending: pa.RecordBatch | None = None
         self._ended = False
+        self._bounds: KeyBounds | None = None
 
     @property
     def name(self) -> str:
@@ -153,14 +155,18 @@ class SqlSource(Source):
 
     def state_dict(self) -> State:
         key = None if self._last is None else list(self._last)
-        return _STATE.write({"row": self._row, "key": key, "schema": schema_mark(self._rows.schema)})
+        return _STATE.write({"row": self._row, "key": key, "schema": self._mark})
+
+    @cached_property
+    def _mark(self) -> str:
+        """The columns, as states keep them."""
+        return schema_mark(self._rows.schema)
 
     def load_state_dict(self, state: State) -> None:
         state = _STATE.read(state)
         if state["row"] and (self.not_resumable or state["key"] is None):
             raise ResumeError(f"the state was saved at row {state['row']}, and {self.not_resumable or 'it has no key'}")
-        if schema_mark(self._rows.schema) != state["schema"]:
-            mark = state["schema"]
+        if self._mark != (mark := state["schema"]):
             before = describe_difference(schema_of(mark), self._rows.schema) if is_schema(mark) else "other columns"
             raise ResumeError(
                 f"{self.name} has other columns than when the state was saved: {before}; cast them back with query=, "
@@ -235,12 +241,15 @@ class SqlSource(Source):
         return bool(self._key)
 
     def split(self, bytes_each: int) -> KeyBounds:
-        """Ranges of about `bytes_each`; the first call decides."""
+        """Ranges of about `bytes_each`, and at least 16 KiB, since each is a query; the first call decides."""
         if self._bounds is None:
-            self._bounds = self._rows.bounds(bytes_each)
+            self._bounds = self._rows.bounds(max(bytes_each, _LEAST_RANGE))
         return self._bounds
 
-    _bounds: KeyBounds | None = None
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows, about; they are counted for it."""
+        return self._rows.extent[0] * self._rows.row_bytes
 
     def only(self, columns: Sequence[str]) -> SqlSource:
         """A source of these columns alone; the others are not sent."""
@@ -250,10 +259,8 @@ class SqlSource(Source):
         return SqlSource(**{**self._arguments, "columns": found})
 
     def sampled_identity(self) -> list[Any]:
-        """Text that changes with the rows that are read, as far as their keys tell."""
-        bounds = self._bounds
-        facts = None if bounds is None else (bounds.starts, bounds.last, bounds.rows)
-        return [repr(self), xxhash.xxh3_64_hexdigest(repr(facts).encode())]
+        """Text that changes with the rows that are read, as far as their number and their last key tell."""
+        return [repr(self), xxhash.xxh3_64_hexdigest(repr(self._rows.extent if self._key else ()).encode())]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_reader": None, "_pending": None}

@@ -1,8 +1,8 @@
 """Rows of a table or a query in the order of a key, by ranges of it.
 
-A range is read by one query, `WHERE low <= key AND key < high ORDER BY key`, so an index of the key serves it. In
-PostgreSQL the ends of the range are settings of the session, bound by `set_config`: a COPY, which is what streams,
-takes no parameters.
+A range is read by one query, `WHERE low <= key AND key < high ORDER BY key`, so an index of the key serves it. The ends
+are bound as parameters, unless they are whole numbers. In PostgreSQL they are settings of the session, bound by
+`set_config`: a COPY, which is what streams, takes no parameters.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from penstock.connections.sql_types import (
     read_batch,
     read_schema,
     server_type,
+    with_server_type,
 )
 from penstock.errors import ConfigError, DataError
 
@@ -132,6 +133,10 @@ class SqlRows:
                 what = "key" if name in self.key else "column"
                 raise ConfigError(f"{self.database.shown}: no {what} {name!r}; the columns are {', '.join(there)}")
         read_schema(found.schema)  # refuses a name that is there twice
+        if self.database.dialect is DUCKDB:
+            described = self._look(f"DESCRIBE SELECT * FROM {self._relation}")
+            names, kinds = (described.column(at).to_pylist() for at in (0, 1))
+            there = {name: with_server_type(there[name], kind) for name, kind in zip(names, kinds)}
         return [there[name] for name in dict.fromkeys([*wanted, *self.key])]
 
     def _select(self, field: pa.Field) -> str:
@@ -157,7 +162,7 @@ class SqlRows:
         fields = []
         for field in look.schema:
             kind = declared.get(field.name) or field.type
-            if field.name not in declared and look.column(field.name).null_count == look.num_rows:
+            if declared.get(field.name) is None and look.column(field.name).null_count == look.num_rows:
                 name = self.database.quoted(field.name)
                 sql = f"SELECT typeof({name}) FROM {self._relation} WHERE {name} IS NOT NULL LIMIT 1"
                 first = self._ask(lambda it, sql=sql: it.rows(sql, self._parameters))  # type: ignore[misc]
@@ -191,7 +196,7 @@ class SqlRows:
     def bounds(self, bytes_each: int, low: Key | None = None) -> KeyBounds:
         """Ranges of about `bytes_each`, from a key on. It takes a pass over the index of the key, and no rows."""
         self.check_nulls()
-        each = max(1, bytes_each // self._row_bytes)
+        each = max(1, bytes_each // self.row_bytes)
         return self._ask(lambda connection: self._find_bounds(connection, each, low))
 
     def check_nulls(self) -> None:
@@ -207,7 +212,23 @@ class SqlRows:
                 )
 
     @cached_property
-    def _row_bytes(self) -> int:
+    def extent(self) -> tuple[int, Key | None]:
+        """Number of rows, and the last key."""
+        return self._ask(lambda connection: (self._count(connection, KeyRange()), self._last_key(connection)))
+
+    def _count(self, connection: SqlConnection, part: KeyRange) -> int:
+        where, parameters = self._where(part, connection)
+        ((rows,),) = connection.rows(f"SELECT count(*) FROM {self._relation}{where}", parameters)
+        return int(rows)
+
+    def _last_key(self, connection: SqlConnection) -> Key | None:
+        backwards = ", ".join(f"{self.database.quoted(name)} DESC" for name in self.key)
+        sql = f"SELECT {self._keys()} FROM {self._relation} ORDER BY {backwards} LIMIT 1"
+        found = connection.rows(sql, self._parameters)
+        return tuple(map(key_text, found[0])) if found else None
+
+    @cached_property
+    def row_bytes(self) -> int:
         """Bytes of a row, as the first ones have them."""
         order = self._keys()
         sql = f"SELECT {self._selected} FROM {self._relation} ORDER BY {order} LIMIT {_SAMPLE_ROWS}"
@@ -222,12 +243,9 @@ class SqlRows:
         starts = [tuple(map(key_text, row)) for row in connection.rows(sql, parameters)]
         if not starts:
             return KeyBounds([], None, 0, each)
-        backwards = ", ".join(f"{self.database.quoted(name)} DESC" for name in self.key)
-        sql = f"SELECT {order} FROM {self._relation}{where} ORDER BY {backwards} LIMIT 1"
-        last = tuple(map(key_text, connection.rows(sql, parameters)[0]))
-        where, parameters = self._where(KeyRange(starts[-1], last, last=True), connection)
-        ((rest,),) = connection.rows(f"SELECT count(*) FROM {self._relation}{where}", parameters)
-        return KeyBounds(starts, last, (len(starts) - 1) * each + int(rest), each)
+        last = self._last_key(connection)
+        rest = self._count(connection, KeyRange(starts[-1], last, last=True))
+        return KeyBounds(starts, last, (len(starts) - 1) * each + rest, each)
 
     def _query(self, part: KeyRange, connection: SqlConnection) -> tuple[str, list[Any]]:
         where, parameters = self._where(part, connection)
@@ -247,12 +265,16 @@ class SqlRows:
                 continue
             values = []
             for at, (column, text) in enumerate(zip(self.key, key)):
-                if self.database.dialect is POSTGRESQL:
+                if pa.types.is_integer(self.schema.field(column).type):
+                    values.append(str(int(text)))
+                elif self.database.dialect is POSTGRESQL:
                     settings.append((f"penstock.{name}_{at}", text))
                     values.append(f"current_setting('penstock.{name}_{at}')::{self._server_types[column]}")
                 else:
                     parameters.append(key_value(text, self.schema.field(column).type))
-                    values.append(self.database.placeholder(len(parameters)))
+                    mark = self.database.placeholder(len(parameters))
+                    is_uuid = isinstance(self.schema.field(column).type, pa.UuidType)
+                    values.append(f"CAST({mark} AS uuid)" if is_uuid else mark)
             conditions.append(f"{_joined([self.database.quoted(n) for n in self.key])} {sign} {_joined(values)}")
         if settings:
             calls = ", ".join(f"set_config(${2 * at + 1}, ${2 * at + 2}, false)" for at in range(len(settings)))
@@ -318,6 +340,7 @@ class SqlRows:
             connection = self.database.connect(must_exist=True)
             self._reached = True
             if self.database.dialect is DUCKDB:
+                connection.execute("SET TimeZone = 'UTC'")
                 connection.execute(f"SET memory_limit = '{max(32, self.memory_bytes >> 20)}MB'")
         done = False
         try:

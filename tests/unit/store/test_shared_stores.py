@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.servers import RedisServer
 
 from penstock.connections import shared_cache as shared_caches
 from penstock.connections.shared_cache import SharedCache, open_cache, shared_cache
+from penstock.corpus import convert as converting
 from penstock.corpus import prepare as preparing
 from penstock.errors import ConfigError
 from penstock.files.cache import CacheBackend, CacheEntry, DiskCache
@@ -269,3 +272,25 @@ def test_what_is_no_cache_is_refused_by_name_before_anything_is_made(texts: Path
     with pytest.raises(ConfigError, match="pass the URL as cache="):
         PretrainDataLoader(texts, "byte", cache_dir="s3://bucket/x", **OPTIONS)
     assert not (tmp_path / "home").exists()
+
+
+def test_rows_that_are_tokens_already_are_found_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runs: list[str]
+) -> None:
+    made: list[Path] = []
+
+    class Counted(converting.StoreSink):
+        def __init__(self, path: Path, **options: Any) -> None:
+            made.append(path)
+            super().__init__(path, **options)
+
+    monkeypatch.setattr(converting, "StoreSink", Counted)
+    rows = pa.table({"input_ids": [list(range(number, number + 20)) for number in range(30)]})
+    pq.write_table(rows, tmp_path / "tokens.parquet")
+    options: dict[str, Any] = {"cache": tmp_path / "shared", **OPTIONS}
+    found = []
+    for machine in ("one", "two"):
+        with PretrainDataLoader(tmp_path / "tokens.parquet", cache_dir=tmp_path / machine, **options) as loader:
+            found.append([np.asarray(batch["input_ids"]).tolist() for batch in loader])
+    assert found[0] == found[1]
+    assert len(made) == 1
