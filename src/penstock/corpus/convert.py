@@ -166,7 +166,7 @@ def token_rows(data: Any, *, alone: bool) -> Source | None:
         return None
     source = open_source(given) if given is not None else as_input(data)
     if isinstance(source, FileSource):
-        schema = source._file_schema(source.files[0])
+        schema = source._file_schema(source.files[0]) if source.files else source.schema
     elif isinstance(source, MemorySource):
         schema = source.schema
     else:
