@@ -167,7 +167,7 @@ def token_rows(data: Any, *, alone: bool) -> Source | None:
     given = as_paths(data)
     if alone and given is not None and not any(map(_may_hold_tokens, given)):
         return None
-    source = open_source(given) if given is not None else as_input(data)
+    source: Any = open_source(given) if given is not None else as_input(data)
     schema = _first_schema(source, json=not alone)
     if schema is None:
         return None
