@@ -39,8 +39,8 @@ import pyarrow.compute as pc
 from penstock._suggest import did_you_mean, nearest, unknown_option
 from penstock.cli.plugins import resolve
 from penstock.errors import ConfigError, PenstockError
-from penstock.files.filesystems import require_local
 from penstock.files.listing import is_database
+from penstock.files.objects import output_place
 from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -67,7 +67,7 @@ class PipelineFile:
     pipeline: Pipeline
     to_fit: tuple[int, ...] = ()
     """Positions of the transforms that have to be fitted first."""
-    checkpoint: Path | None = None
+    checkpoint: Path | str | None = None
     steps: tuple[Any, ...] = ()
     """The transforms as the file lists them."""
 
@@ -354,8 +354,8 @@ def _import_function(path: str) -> Any:
     return found
 
 
-def _checkpoint(given: Any) -> Path | None:
-    return None if given is None else require_local(convert(given, str), "checkpoint")
+def _checkpoint(given: Any) -> Path | str | None:
+    return None if given is None else output_place(convert(given, str), "checkpoint")
 
 
 def _without_type(given: Mapping[str, Any], maker: Callable[..., Any]) -> dict[str, Any]:

@@ -83,6 +83,8 @@ class PartCache:
         self.directory, self.limit_bytes = directory, limit_bytes
         self.fetched_bytes = 0
         """Bytes that this process has fetched."""
+        self.evictions = 0
+        """Parts that this process has evicted."""
         self._room: float | None = None
         """Bytes that this process may add before it looks at the whole cache; None before the first look."""
         self._checked: dict[str, tuple[int, int]] = {}
@@ -169,6 +171,7 @@ class PartCache:
                         with contextlib.suppress(OSError):
                             Path(entry.path).unlink()
                             gone += entry.size
+                            self.evictions += 1
         self._room = max((most - total + gone) / _SPARE, self.limit_bytes / _SCANS)
         return gone
 

@@ -116,9 +116,10 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     chosen = _chosen(files, makers, named, path)
     left_out = [file for file in files if file not in chosen]
     if left_out:
-        names = ", ".join(file.name for file in left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
-        shown = ", ".join(map(str, paths))
-        _log.warning("%s: %d of %d files are read; left out: %s", shown, len(chosen), len(files), names)
+        if noted := [file for file in left_out if file.name != "_SUCCESS"]:  # sinks of many programs write it
+            names = ", ".join(file.name for file in noted[:_SHOWN]) + ", ..." * (len(noted) > _SHOWN)
+            shown = ", ".join(map(str, paths))
+            _log.warning("%s: %d of %d files are read; left out: %s", shown, len(chosen), len(files), names)
         files = files.only(chosen)
     kind = makers[split_suffix(files[0])[0]]
     return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files, left_out)

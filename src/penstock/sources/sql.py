@@ -155,14 +155,18 @@ class SqlSource(Source):
 
     def state_dict(self) -> State:
         key = None if self._last is None else list(self._last)
-        return _STATE.write({"row": self._row, "key": key, "schema": schema_mark(self._rows.schema)})
+        return _STATE.write({"row": self._row, "key": key, "schema": self._mark})
+
+    @cached_property
+    def _mark(self) -> str:
+        """The columns, as states keep them."""
+        return schema_mark(self._rows.schema)
 
     def load_state_dict(self, state: State) -> None:
         state = _STATE.read(state)
         if state["row"] and (self.not_resumable or state["key"] is None):
             raise ResumeError(f"the state was saved at row {state['row']}, and {self.not_resumable or 'it has no key'}")
-        if schema_mark(self._rows.schema) != state["schema"]:
-            mark = state["schema"]
+        if self._mark != (mark := state["schema"]):
             before = describe_difference(schema_of(mark), self._rows.schema) if is_schema(mark) else "other columns"
             raise ResumeError(
                 f"{self.name} has other columns than when the state was saved: {before}; cast them back with query=, "

@@ -24,7 +24,7 @@ from penstock.errors import DataError
 from penstock.files.cache import default_cache_directory
 from penstock.files.objects import PART_BYTES, ChangedObjectError, ObjectInfo
 from penstock.files.part_cache import DamagedPartError, PartCache
-from penstock.pipeline.fetch_pool import FetchPool
+from penstock.pipeline.prefetch import FetchPool
 from penstock.store.home import BucketHome
 from penstock.store.manifest import SHARDS, Manifest, ShardEntry
 from penstock.store.piece_sums import PieceSums
@@ -102,6 +102,11 @@ class BucketShards:
             if not self.cache.has(part.name, part.stop - part.start):
                 self._pool.request(part.name, part.stop - part.start, partial(self._get, part))
 
+    def has(self, shard: int, piece: int) -> bool:
+        """True if a piece is in the cache."""
+        part = self.part(shard, piece)
+        return self.cache.has(part.name, part.stop - part.start)
+
     def fetch_layouts(self, numbers: Iterable[int]) -> None:
         """Fetch what says where the pieces of shards are, of several shards at once."""
         missing = [number for number in numbers if number not in self._layouts]
@@ -114,6 +119,10 @@ class BucketShards:
                 self._pool.request(part.name, part.stop - part.start, partial(self._get, part))
         for number in missing:
             self.layout(number)
+
+    def known_layout(self, number: int) -> ShardLayout | None:
+        """The same, if it was fetched already."""
+        return self._layouts.get(number)
 
     def layout(self, number: int) -> ShardLayout:
         """Places of the pieces of a shard."""

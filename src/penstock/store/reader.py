@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["Store", "Verify", "describe", "find_store", "is_complete", "open_store"]
 
 _MOST_PIECES = 1 << 14
+_MOST_BUCKET_PIECES = 1 << 8
+"""The disk keeps what is mapped, also if the cache evicts it."""
 
 
 def open_store(
@@ -250,7 +252,7 @@ class Store(Sequence[dict[str, Any]]):
         piece = self._pieces.get((shard, number))
         if piece is None:
             self._check_open()
-            if len(self._pieces) >= _MOST_PIECES:
+            if len(self._pieces) >= (_MOST_PIECES if self.bucket is None else _MOST_BUCKET_PIECES):
                 self._pieces = {}  # cheap to make again; a store of terabytes must not fill the memory with views
             batch = reader.batch(number)
             with reader.reading(reader.starts[number]):

@@ -66,6 +66,11 @@ class PreferenceEngine(PlanEngine):
             )
         return share
 
+    def _request(self, shares: list[Any]) -> None:
+        rows = [rows for share in shares for rows in (share.samples.rows, share.others)]
+        if rows:
+            self._sides[0].request(np.concatenate(rows))  # both sides of a row are in one part
+
     def _placed(self, shares: list[Any]) -> Iterator[Any]:
         if not shares:
             return
