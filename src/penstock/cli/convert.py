@@ -58,10 +58,9 @@ def convert(
             progress=None if quiet else lambda run: progress_on(console, Extent.of(run.source), str(run)),
             **{name: value for name, value in layout.items() if value is not None},
         )
+    path = shown_place(str(made.path))
     if as_json:
-        print_json(
-            {"path": shown_place(str(made.path)), "rows": made.rows, "report": made.report.to_dict()}, indent=False
-        )
+        print_json({"path": path, "rows": made.rows, "report": made.report.to_dict()}, indent=False)
     elif not quiet:
         print_table(closing_table(made.report, budget_bytes=memory.capacity))
         say(f"{path}: {count(made.rows, 'row')}")

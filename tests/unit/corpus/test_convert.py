@@ -196,7 +196,9 @@ def test_the_command_converts_and_says_what_is_wrong(tmp_path: Path) -> None:
     again = run.invoke(app, given)
     assert again.exit_code != 0
     assert "--overwrite" in again.output
-    assert run.invoke(app, [*given, "--overwrite", "-q"]).exit_code == 0
+    shown = run.invoke(app, [*given, "--overwrite"])
+    assert shown.exit_code == 0, shown.output
+    assert "out: 2 rows" in shown.output
 
 
 def test_a_store_is_written_to_a_bucket_and_read_from_there(s3_url: str, tmp_path: Path) -> None:
