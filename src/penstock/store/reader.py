@@ -20,7 +20,7 @@ from penstock.files.listing import PathLike
 from penstock.files.objects import is_object_url
 from penstock.memory import parse_bytes
 from penstock.store.bucket_shards import BucketShard, BucketShards
-from penstock.store.home import BucketHome, home_of
+from penstock.store.home import BucketHome, LocalHome, StoreHome, home_of
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
     ShardPiece,
@@ -124,6 +124,11 @@ class Store(Sequence[dict[str, Any]]):
         if isinstance(self._place, BucketShards):
             raise ConfigError(f"{self.shown} is a store in a bucket, and has no directory on this machine")
         return self._place
+
+    @property
+    def home(self) -> StoreHome:
+        """The files of the store, on disk or in a bucket."""
+        return self.bucket.home if self.bucket is not None else LocalHome(self.path)
 
     @property
     def schema(self) -> pa.Schema:
