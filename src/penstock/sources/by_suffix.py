@@ -20,7 +20,7 @@ from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
 from penstock.sources.foreign.mds import MdsSource
-from penstock.sources.foreign.mds_index import is_mds, mds_files
+from penstock.sources.foreign.mds_index import is_mds, mds_files, refuse_remote_tokens
 from penstock.sources.foreign.token_files import TokenFileSource
 from penstock.sources.foreign.webdataset import WebDatasetSource
 from penstock.sources.inputs import Input, as_input
@@ -99,6 +99,7 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     for each in paths:
         refuse_remote_store(each)
+        refuse_remote_tokens(each)
     stores = [each for each in paths if (local := local_or_none(each)) is not None and _is_token_store(local)]
     if stores:
         if len(paths) > 1:

@@ -17,7 +17,9 @@ import pytest
 from foreign_tokens import FILES, written_row
 from penstock import ConversationDataLoader, PretrainDataLoader
 from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.files.objects import open_bucket
 from penstock.loaders import convert
+from penstock.sources import open_source
 from penstock.store import open_store
 from token_stores import make_masks, make_rows, make_store
 
@@ -220,3 +222,15 @@ def test_tokens_are_streamed_without_a_store_and_resume(tmp_path: Path, name: st
 def test_an_opened_file_is_not_streamed() -> None:
     with pytest.raises(ConfigError, match="omit streaming"):
         PretrainDataLoader(open_store(FILES / "megatron/docs"), streaming=True, backend="numpy")
+
+
+@pytest.mark.parametrize("name", ["mds/tokens", "megatron/docs.bin"])
+def test_token_data_in_a_bucket_is_refused_before_it_is_fetched(s3_url: str, tmp_path: Path, name: str) -> None:
+    bucket, prefix = open_bucket(s3_url)
+    for file in (FILES / "mds/tokens/index.json", FILES / "mds/tokens/shard.00000.mds", FILES / "megatron/docs.bin"):
+        bucket.write(f"{prefix}/{file.relative_to(FILES)}", file.read_bytes())
+    with pytest.raises(ConfigError, match="local disk"):
+        PretrainDataLoader(f"{s3_url}/{name}", **OPTIONS, cache_dir=tmp_path / "cache")
+    with pytest.raises(ConfigError, match="local disk"):
+        open_source(f"{s3_url}/{name}")
+    assert not (tmp_path / "cache").exists()
