@@ -3,7 +3,7 @@
     python benchmarks/remote_logs.py --messages 50000 --runs 5
 
 Each loop reads JSON messages of about 200 bytes and parses them; penstock also makes Arrow batches of them. The cases
-take turns, and the table has medians. The clients' loops read one message at a time, of fewer messages if they are slow.
+take turns, and the table has medians. The clients take one message at a time, of fewer messages if they are slow.
 Servers run on loopback, started by the script from the packages of the extra `servers`.
 """
 
