@@ -4,20 +4,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from penstock.batching.options import Output, Padding, RawRows, Shard
+from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.order.block_shuffle import BlockShuffle
 from penstock.pipeline.config import OnError
 from penstock.store.shards import Verify
 
 class LoaderOptions(TypedDict, total=False):
     batch_size: int
     max_tokens: int | None
-    shuffle: bool
+    shuffle: bool | Literal["blocks"] | BlockShuffle
     seed: int
     drop_last: bool
     budget: MemoryBudget | int | str | None
     cache_dir: PathLike | None
+    cache: CacheSpec | None
+    cache_bytes: int | str
     progress: bool
     verify: Verify
     on_error: OnError

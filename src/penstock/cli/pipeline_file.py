@@ -39,7 +39,8 @@ import pyarrow.compute as pc
 from penstock._suggest import did_you_mean, nearest, unknown_option
 from penstock.cli.plugins import resolve
 from penstock.errors import ConfigError, PenstockError
-from penstock.files.filesystems import require_local
+from penstock.files.listing import is_database
+from penstock.files.objects import output_place
 from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -66,7 +67,7 @@ class PipelineFile:
     pipeline: Pipeline
     to_fit: tuple[int, ...] = ()
     """Positions of the transforms that have to be fitted first."""
-    checkpoint: Path | None = None
+    checkpoint: Path | str | None = None
     steps: tuple[Any, ...] = ()
     """The transforms as the file lists them."""
 
@@ -121,6 +122,8 @@ class _Builder:
     def _end(self, group: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         """A source or a sink: by its type, or by the suffix of its path."""
         where = group.removesuffix("s")
+        if isinstance(given, Mapping) and is_database(url := given.get("path", given.get("url"))):
+            given = {"type": "sql", **{name: value for name, value in given.items() if name != "path"}, "url": url}
         if given is None:
             self.problems.add(where, f"missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
         elif isinstance(given, Mapping) and "type" in given:
@@ -138,7 +141,7 @@ class _Builder:
         path = given["path"] if isinstance(given, Mapping) else given
         stage = self.problems.attempt(where, lambda: open_by_suffix(convert(path, str | list[str])), errors=_ERRORS)
         if stage is not None and isinstance(given, Mapping) and len(given) > 1:
-            return self._make(type(stage), given, where)
+            return self._make(type(stage), _without_type(given, type(stage)), where)
         return stage
 
     def _check_target(self, sink: Any) -> None:
@@ -353,12 +356,12 @@ def _import_function(path: str) -> Any:
     return found
 
 
-def _checkpoint(given: Any) -> Path | None:
-    return None if given is None else require_local(convert(given, str), "checkpoint")
+def _checkpoint(given: Any) -> Path | str | None:
+    return None if given is None else output_place(convert(given, str), "checkpoint")
 
 
 def _without_type(given: Mapping[str, Any], maker: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments; the path of a queue is its directory."""
+    """The arguments; the path of a queue is its directory, that of a database its URL."""
     known = inspect.signature(maker).parameters
-    path = "queue_dir" if "queue_dir" in known and "path" not in known else "path"
+    path = next((name for name in ("path", "queue_dir", "url") if name in known), "path")
     return {path if name == "path" else name: value for name, value in given.items() if name != "type"}

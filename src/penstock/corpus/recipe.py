@@ -45,11 +45,13 @@ from penstock.sources import (
     JsonlSource,
     MemorySource,
     ParquetSource,
+    SqlSource,
     open_source,
 )
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.file_source import check_columns
 from penstock.sources.inputs import Input, as_input
+from penstock.sources.lake_source import LakeSource
 from penstock.sources.logs.base import LogSource
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
@@ -358,6 +360,8 @@ class OpenedRecipe:
     def of(cls, recipe: Recipe, inputs: Input) -> OpenedRecipe:
         """The recipe with files, or data in any form that `open_source` takes."""
         given = as_input(inputs)
+        if isinstance(given, LakeSource) and recipe.names is not None:
+            given = given.with_columns(recipe.names)
         if not isinstance(given, list):
             return cls(recipe, given)
         found = find_source(given)
@@ -393,7 +397,9 @@ class OpenedRecipe:
             return source, None
         if isinstance(source, ParquetSource) and not recipe.is_chat(source.names):
             wanted = recipe.wanted_columns(source.names)
-            return ParquetSource(source.files, columns=wanted, allow_empty=recipe.allow_empty), None
+            return source.with_columns(wanted, allow_empty=recipe.allow_empty), None
+        if isinstance(source, SqlSource) and not recipe.is_chat(source.schema.names):
+            return source.only(recipe.wanted_columns(source.schema.names)), None
         if not isinstance(source, JsonlSource):
             return _without_conflicts(source, recipe), None
         names, text = source.first_columns(), recipe.text_column

@@ -35,11 +35,12 @@ class AtomicFile:
     """A file being written under a hidden name; `commit()` gives it its own.
 
     As a context manager it commits on success and leaves nothing on an exception. While it is open, its writer holds a
-    lock on it, by which `remove_leftovers` knows the files of killed writers.
+    lock on it, by which `remove_leftovers` knows the files of killed writers. With `durable=False` nothing is synced:
+    for files that can be made again and whose content is checked.
     """
 
-    def __init__(self, path: PathLike) -> None:
-        self.path = Path(path)
+    def __init__(self, path: PathLike, *, durable: bool = True) -> None:
+        self.path, self._durable = Path(path), durable
         for attempt in range(_ATTEMPTS):
             own = f"{os.getpid()}-{_machine()}{secrets.token_hex(2)}"
             self.temporary = self.path.with_name(f".{self.path.name}.{own}.tmp")
@@ -58,7 +59,8 @@ class AtomicFile:
         """Make it durable, then visible. The rename replaces an older file in one step."""
         with naming(str(self.path)):
             self.file.flush()
-            os.fsync(self.file.fileno())
+            if self._durable:
+                os.fsync(self.file.fileno())
             locked = os.dup(self.file.fileno()) if fcntl is not None else None
             self.file.close()
         try:
@@ -66,7 +68,8 @@ class AtomicFile:
         finally:
             if locked is not None:
                 os.close(locked)
-        sync_directory(self.path.parent)
+        if self._durable:
+            sync_directory(self.path.parent)
 
     def discard(self) -> None:
         """Discard further writes, so that a writer can close without errors before `abort`."""
@@ -100,14 +103,18 @@ def remove_leftovers(path: PathLike) -> None:
     own = re.compile(rf"\.{re.escape(target.name)}\.\d+-{_machine()}[0-9a-f]{{4}}\.tmp")
     for name in os.listdir(target.parent) if fcntl is not None else ():  # noqa: PTH208 - only the names
         if own.fullmatch(name):
-            stray = target.with_name(name)
-            with contextlib.suppress(OSError, ConfigError):  # gone meanwhile, not ours, or no file that we made
-                handle = open_own(stray, os.O_RDWR)
-                try:
-                    if _lock(handle):
-                        stray.unlink()
-                finally:
-                    os.close(handle)
+            remove_unlocked(target.with_name(name))
+
+
+def remove_unlocked(stray: Path) -> None:
+    """Delete a file under a hidden name, unless its writer lives."""
+    with contextlib.suppress(OSError, ConfigError):  # gone meanwhile, not ours, or no file that we made
+        handle = open_own(stray, os.O_RDWR)
+        try:
+            if _lock(handle):
+                stray.unlink()
+        finally:
+            os.close(handle)
 
 
 @functools.cache

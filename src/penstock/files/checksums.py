@@ -119,23 +119,16 @@ def check_file(path: Path, tail: bytes) -> None:
         raise DataError(f"the file is damaged: {error}", file=str(path)) from error
 
 
-def add_checksums(file: io.BufferedRandom, segments: list[Segment], tail: bytes) -> None:
-    """Put the checksums of a finished file in front of its footer; what no segment covers yet is hashed here."""
-    size = file.seek(0, io.SEEK_END)
-    ending = len(tail) + _LENGTH.size
-    (length,) = _LENGTH.unpack(_read(file, size - ending, _LENGTH.size))
-    start = size - ending - length
-    footer = bytes(_read(file, start, size - start))
-    segments = [*segments, *hash_segments(file, segments[-1][0] if segments else 0, start)]
-    file.seek(start)
-    file.write(_block(segments, footer) + footer)
+def checksum_block(segments: list[Segment], footer: bytes) -> bytes:
+    """The checksums of a file, which stand in front of its footer; the segments cover all that is before them."""
+    return _block(segments, footer)
 
 
-def hash_segments(file: Readable, start: int, stop: int) -> Iterator[Segment]:
-    """The bytes from `start` to `stop` in segments of 128 KiB."""
-    for low in range(start, stop, _SEGMENT_BYTES):
-        high = min(stop, low + _SEGMENT_BYTES)
-        yield high, xxhash.xxh3_64_intdigest(_read(file, low, high - low, _scratch()))
+def hash_buffer(data: memoryview, start: int) -> Iterator[Segment]:
+    """Bytes that begin at `start` of a file in segments of 128 KiB."""
+    for low in range(0, len(data), _SEGMENT_BYTES):
+        part = data[low : low + _SEGMENT_BYTES]
+        yield start + low + len(part), xxhash.xxh3_64_intdigest(part)
 
 
 class HashedFile(io.RawIOBase):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import logging
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from penstock.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 PathLike = str | os.PathLike[str]
 
@@ -68,12 +71,26 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
     return FoundFiles.joined(groups)
 
 
+DATABASE_SCHEMES = frozenset(
+    {"postgresql", "postgres", "sqlite", "duckdb", "snowflake", "bigquery", "grpc", "grpc+tls", "grpc+tcp"}
+)
+
+
+def is_database(data: Any) -> bool:
+    """True for the URL of a database, which is not a path."""
+    return isinstance(data, str) and data.partition("://")[0].lower() in DATABASE_SCHEMES and "://" in data
+
+
 def as_paths(data: Any) -> list[PathLike] | None:
-    """One path, or a list of paths, as a list; None for anything else."""
+    """One path, or a list of paths, as a list; None for anything else, such as the URL of a database."""
+    if is_database(data):
+        return None
     if isinstance(data, (str, os.PathLike)):
         data = [data]
     if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
         for item in data:
+            if is_database(item):
+                raise ConfigError(f"{str(item).partition('://')[0]}:// is a database, and a database is opened alone")
             _refuse_text(str(item))
         return data if isinstance(data, list) else [*data]
     return None
@@ -131,12 +148,14 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
                 f"{text!r} is a {kind}, which can be read only once; write what comes out of it to a file, or read it "
                 "with IteratorSource"
             )
+        _warn_of_tables([here])
         return _found([here], here.parent)
     if glob.has_magic(text):
         names = glob.glob(str(here), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
         files = sorted((Path(name) for name in names if _is_file(Path(name))), key=lambda file: file.parts)
         if not files:
             raise FileNotFoundError(f"no file matches {text!r} (looked from {Path.cwd()})")
+        _warn_of_tables(files)
         return _found(files, Path(*takewhile(lambda part: not glob.has_magic(part), here.parts)))
     hub = f"; a dataset of the Hugging Face Hub is 'hf://datasets/{text}'" if _HUB_NAME.fullmatch(text) else ""
     raise FileNotFoundError(f"no such file or directory: {text!r} (looked from {Path.cwd()}){hub}")
@@ -146,8 +165,41 @@ def _found(files: list[Path], base: Path) -> FoundFiles:
     return FoundFiles(files, base.parts, [file.parent.parts for file in files])
 
 
+_DELTA_LOG = "_delta_log"
+
+
+def refuse_tables(files: Iterable[str], where: str) -> None:
+    """Refuse the files of a directory, listed with `/`, if they are those of a lake table: some hold removed rows."""
+    for file in files:
+        folder, _, name = file.rpartition("/")
+        home, _, last = folder.rpartition("/")
+        delta = last == _DELTA_LOG
+        if not delta and not (last == "metadata" and name.endswith(".metadata.json")):
+            continue
+        kind = "a Delta table" if delta else "an Iceberg table"
+        raise ConfigError(
+            f"{home or where!r} is {kind}, and its files also hold rows that were removed from it; pass that directory "
+            f"alone to open_source or to {'DeltaSource' if delta else 'IcebergSource'}"
+        )
+
+
+def _warn_of_tables(files: Iterable[Path]) -> None:
+    """Say it if files that were named, or match a glob, are some of those of a Delta table."""
+    for folder in dict.fromkeys(file.parent for file in files if file.suffix == ".parquet"):
+        above = [folder, *folder.parents]
+        home = next((each for each in above if "=" not in each.name), folder)
+        if (home / _DELTA_LOG).is_dir():
+            _log.warning(
+                "%s is a Delta table, and its files also hold rows that were removed from it; pass the directory alone "
+                "to read the rows of a version",
+                home,
+            )
+            return
+
+
 def _inside(directory: Path, suffixes: Sequence[str]) -> list[Path]:
     files = sorted(_walk(directory), key=lambda file: file.parts)
+    refuse_tables(map(str, files), str(directory))
     chosen = [file for file in files if split_suffix(file)[0] in suffixes] if suffixes else files
     if not chosen:
         wanted = f"{', '.join(suffixes)} file" if suffixes else "file"

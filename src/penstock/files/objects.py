@@ -28,7 +28,7 @@ from urllib.parse import parse_qsl, unquote
 
 from penstock._optional import require
 from penstock.errors import ConfigError, DataError
-from penstock.files.filesystems import cut, scheme_of, shown
+from penstock.files.filesystems import cut, is_remote, local_or_none, require_local, scheme_of, shown
 from penstock.files.listing import PathLike
 
 log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class ObjectInfo:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """What a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
+    """Version that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
 
     etag: str | None
     version: str | None = None
@@ -97,12 +97,49 @@ def is_object_url(path: PathLike) -> bool:
     return "::" not in text and text.partition("://")[0].lower() in OBJECT_SCHEMES and "://" in text
 
 
-def open_bucket(url: PathLike) -> tuple[Bucket, str]:
+def output_place(path: PathLike, what: str) -> Path | str:
+    """The local path, or the URL of an object store, at which something is to be written; others are a ConfigError.
+
+    A URL that went through `Path`, which makes one slash of two, is restored.
+    """
+    text = os.fspath(path)
+    scheme, colon, rest = text.partition(":/")
+    if colon and scheme.lower() in OBJECT_SCHEMES and "::" not in text:
+        return f"{scheme}://{rest.lstrip('/')}"
+    if is_remote(text) and local_or_none(text) is None:
+        raise ConfigError(
+            f"{shown(text)!r} is a URL that cannot be written to: {what} must be a path on this machine or a URL of an "
+            "object store (s3://, gs://, az://); write there, and copy it with the tools of the storage"
+        )
+    return require_local(path, what)
+
+
+def beside(place: Path | str, prefix: str = "", suffix: str = "") -> Path | str:
+    """The place with a longer name: `.out.jsonl.lock` for `out.jsonl`. The query of a URL stays behind it."""
+    if isinstance(place, Path):
+        return place.with_name(f"{prefix}{place.name}{suffix}")
+    path, query = cut(place)
+    above, slash, name = path.rstrip("/").rpartition("/")
+    return f"{above}{slash}{prefix}{name}{suffix}{query}"
+
+
+def name_of(place: PathLike) -> str:
+    """The last part of a path or URL, without a query."""
+    text = os.fspath(place)
+    return cut(text)[0].rstrip("/").rpartition("/")[2] if is_object_url(text) else Path(text).name
+
+
+def shown_place(place: Path | str) -> str:
+    """A path or URL for messages and states: without a query, which may hold credentials, and without a password."""
+    return str(place) if isinstance(place, Path) else shown(cut(place)[0].rstrip("/"))
+
+
+def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[Bucket, str]:
     """The bucket that a URL leads into, and the key in it (empty for the bucket itself).
 
     Credentials and addresses come from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), from `~/.aws`, from the
     machine's own identity, or from the query of the URL (`?region=eu-west-1&endpoint=http://...`). Clients are shared
-    by all users in a process.
+    by all users in a process. `retry_seconds` is for those who can do without the answer: by default `RETRY_SECONDS`.
     """
     text = os.fspath(url)
     if not is_object_url(text):
@@ -110,7 +147,14 @@ def open_bucket(url: PathLike) -> tuple[Bucket, str]:
         raise ConfigError(f"{shown(text)!r} is no URL of an object store; expected {known}")
     path, query = cut(text)
     root, _, key = path.partition("://")[2].partition("/")
-    return _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark()), key.strip("/")
+    bucket = _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark(), retry_seconds)
+    return bucket, key.strip("/")
+
+
+def bucket_has(url: PathLike) -> bool:
+    """True if there is an object at a URL, or any below it."""
+    bucket, key = open_bucket(url)
+    return bucket.info(key) is not None or next(bucket.objects(f"{key}/"), None) is not None
 
 
 def _environment_mark() -> int:
@@ -120,7 +164,7 @@ def _environment_mark() -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _bucket(scheme: str, root: str, query: str, mark: int) -> Bucket:
+def _bucket(scheme: str, root: str, query: str, mark: int, retry_seconds: float | None) -> Bucket:
     require("obstore", "cloud")
     login, _, name = root.rpartition("@") if scheme in ("s3", "s3a") else ("", "", root)
     if not name:
@@ -130,15 +174,18 @@ def _bucket(scheme: str, root: str, query: str, mark: int) -> Bucket:
         user, _, password = login.partition(":")
         options |= {"access_key_id": unquote(user), "secret_access_key": unquote(password)}
     try:
-        store = _client(scheme, name, options, retries=0)  # `Bucket` asks again itself, also if a body is cut off
+        # `Bucket` asks again itself, also if a body is cut off.
+        store = _client(scheme, name, options, retries=0, patience=retry_seconds or RETRY_SECONDS)
     except Exception as error:  # noqa: BLE001 - obstore's errors have no common base here
         raise ConfigError(
             f"{scheme}://{name} cannot be opened: {_said(error)}; check the options in the URL and the environment"
         ) from None
-    return Bucket(f"{scheme}://{name}", store, functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES))
+    patience = retry_seconds or RETRY_SECONDS
+    patient = functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES, patience=patience)
+    return Bucket(f"{scheme}://{name}", store, patient, retry_seconds)
 
 
-def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -> Any:
+def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, patience: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options: dict[str, Any] = dict(given)
@@ -147,8 +194,12 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -
     if endpoint and "://" not in endpoint:
         options["endpoint"] = endpoint = f"{'http' if allow_http else 'https'}://{endpoint}"
     ways: dict[str, Any] = {
-        "client_options": {"timeout": "60s", "connect_timeout": "5s", "pool_idle_timeout": "30s"},
-        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+        "client_options": {
+            "timeout": f"{min(60.0, 3 * patience):g}s",
+            "connect_timeout": f"{min(5.0, patience):g}s",
+            "pool_idle_timeout": "30s",
+        },
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=patience)},
     }
     if scheme in ("gs", "gcs"):
         return GCSStore(name, **options, **ways)
@@ -198,9 +249,19 @@ def _profile() -> dict[str, str]:
 class Bucket:
     """The objects of one bucket. Safe to use from many threads; every method waits for its answer without the GIL."""
 
-    def __init__(self, url: str, store: Any, patient: Callable[[], Any] | None = None) -> None:
-        self.url, self._store = url, store
+    def __init__(
+        self, url: str, store: Any, patient: Callable[[], Any] | None = None, retry_seconds: float | None = None
+    ) -> None:
+        self.url, self._store, self._retry_seconds = url, store, retry_seconds
         self._make_patient, self._patient_store = patient, None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options by which other clients reach the bucket, credentials among them: not for messages or states."""
+        options = {str(name): str(value) for name, value in self._store.config.items() if name != "bucket"}
+        if str((self._store.client_options or {}).get("allow_http")).lower() == "true":
+            options["allow_http"] = "true"
+        return options
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
@@ -218,14 +279,14 @@ class Bucket:
         """The objects below a prefix, which ends at a `/`, sorted by key; those behind the key `after`."""
         import obstore
 
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 for page in obstore.list(self._store, prefix or None, offset=after):
                     for found in sorted(page, key=lambda one: one["path"]):
                         after = found["path"]
                         yield _info(found)
-                    until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+                    until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
                 return
             except Exception as error:  # noqa: BLE001 - raised again unless asking again helps
                 pause = self._wait(prefix, error, until, pause)
@@ -236,7 +297,8 @@ class Bucket:
 
         found = self._ask(prefix, lambda: obstore.list_with_delimiter(self._store, prefix or None))
         folders = sorted(folder.rstrip("/").rpartition("/")[2] for folder in found["common_prefixes"])
-        return folders, sorted(map(_info, found["objects"]), key=lambda one: one.key)
+        objects = sorted(map(_info, found["objects"]), key=lambda one: one.key)
+        return folders, [one for one in objects if one.key.rstrip("/") != prefix.rstrip("/")]  # marks of empty folders
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, etag: str | None = None) -> Any:
         """Bytes from `start` to `stop`, as a buffer; fewer at the end of the object. One request.
@@ -322,12 +384,13 @@ class Bucket:
             return
         self._ask(key, lambda: obstore.copy(self._store, key, target))
 
-    def delete(self, key: str) -> None:
-        """Delete an object; nothing happens if there is none."""
+    def delete(self, key: str, *more: str) -> None:
+        """Delete objects; nothing happens if there are none."""
         import obstore
 
+        keys: Any = [key, *more] if more else key
         with contextlib.suppress(FileNotFoundError):
-            self._ask(key, lambda: obstore.delete(self._store, key))
+            self._ask(key, lambda: obstore.delete(self._store, keys))
 
     @property
     def patient(self) -> Any:
@@ -343,7 +406,7 @@ class Bucket:
 
     def _ask(self, key: str, ask: Callable[[], Answer], *, pinned: bool = False) -> Answer:
         """The answer to a request, which is made again where that may help."""
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 return ask()
@@ -356,8 +419,8 @@ class Bucket:
         where = shown(self.url_of(key))
         if time.monotonic() + pause > until:
             raise ConnectionError(
-                f"{where!r}: no whole answer within {RETRY_SECONDS:g} s: {_said(error)}; check the network and the "
-                "address, or try again later"
+                f"{where!r}: no whole answer within {self._retry_seconds or RETRY_SECONDS:g} s: {_said(error)}; check "
+                "the network and the address, or try again later"
             ) from None
         log.debug("%s: %s; asking again", where, _said(error))
         time.sleep(pause * (0.5 + random.random()))
@@ -380,7 +443,8 @@ class Bucket:
             raise ObjectExistsError(f"{where!r} was written by another writer meanwhile") from None
         if isinstance(error, known.PreconditionError):
             raise _changed(where, gone=False) from None
-        if isinstance(error, (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)):
+        denied = (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)
+        if isinstance(error, denied) or status in ("401", "403"):  # lists raise a GenericError
             raise PermissionError(
                 f"{where!r} may not be used with these credentials: {_said(error)}; check the keys of the environment"
             ) from None

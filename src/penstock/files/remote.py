@@ -40,7 +40,7 @@ from penstock.files.filesystems import (
     shown,
     web_info,
 )
-from penstock.files.listing import FoundFiles, PathLike, split_suffix
+from penstock.files.listing import FoundFiles, PathLike, refuse_tables, split_suffix
 from penstock.files.locks import FileLock
 
 if TYPE_CHECKING:
@@ -204,6 +204,7 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
         chosen, base = [path], base[:-1]
     elif kind == "Directory":
         files = files_below(filesystem, path, text)
+        refuse_tables(files, path)
         chosen = [file for file in files if not suffixes or split_suffix(file)[0] in suffixes]
         if not chosen:
             wanted = f"{', '.join(suffixes)} file" if suffixes else "file"

@@ -22,6 +22,8 @@ from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none
 from penstock.files.listing import PathLike, as_paths, list_files
+from penstock.files.objects import is_object_url
+from penstock.order.block_shuffle import shuffle_of
 from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
@@ -32,9 +34,8 @@ from penstock.store import Store, open_store
 from penstock.store.foreign.base import ForeignStore
 from penstock.store.foreign.lookup import has_texts, is_foreign, open_dataset
 from penstock.store.gather import TokenTable
-from penstock.store.manifest import Manifest, is_store, refuse_remote_store
+from penstock.store.manifest import Manifest, bucket_stores, is_store, refuse_remote_store
 from penstock.store.preferences import label_column
-from penstock.store.shards import Verify
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
@@ -92,10 +93,14 @@ def open_inputs(
     """
     if not isinstance(paths, Store):
         # Once: it may be an iterator.
-        paths = open_log(paths) or as_paths(paths) or dataset_store(paths, alone=recipe is not None) or as_input(paths)
-    stores = _stores(paths, options.verify, alone=recipe is not None)
+        paths = open_log(paths) or paths
+        saved = None if as_paths(paths) else dataset_store(paths, alone=recipe is not None)
+        paths = saved or as_paths(paths) or as_input(paths)
+    stores = _stores(paths, options, alone=recipe is not None)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
+    if stores is None:
+        stores = _converted(paths, recipe, options)
     if stores is None:
         if recipe is None:
             if not isinstance(paths, list):
@@ -105,9 +110,16 @@ def open_inputs(
         from penstock.corpus.prepare import prepare_cached  # imported only to make a store
         from penstock.observe import pipeline_progress
 
-        home = (options.cache or default_cache_directory()) / "stores"
-        progress = pipeline_progress if options.progress else None
-        made = prepare_cached(paths, home, recipe, config=options.pipeline, budget=options.memory, progress=progress)
+        home = (options.cache_home or default_cache_directory()) / "stores"
+        made = prepare_cached(
+            paths,
+            home,
+            recipe,
+            config=options.pipeline,
+            budget=options.memory,
+            progress=pipeline_progress if options.progress else None,
+            cache=options.shared_cache,
+        )
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():
@@ -117,6 +129,26 @@ def open_inputs(
         for store in stores:
             _check_tokenizer(store, tokenizer)
     return Inputs(table, tokenizer, owned=not isinstance(paths, Store))
+
+
+def _converted(data: Any, recipe: Recipe | None, options: Options) -> list[Store] | None:
+    """Store made of rows that are tokens already, but cannot be read in place; None if they are texts."""
+    from penstock.corpus.convert import convert_cached, token_rows  # imported only for what is no store
+
+    if isinstance(data, list):
+        list_files(data)  # reports a missing path
+    rows = token_rows(data, alone=recipe is not None)
+    if rows is None:
+        return None
+    from penstock.observe import pipeline_progress
+    from penstock.transforms.token_columns import SelectTokens
+
+    home = (options.cache_home or default_cache_directory()) / "stores"
+    progress = pipeline_progress if options.progress else None
+    made = convert_cached(
+        rows, SelectTokens(), home, budget=options.memory, progress=progress, cache=options.shared_cache
+    )
+    return [open_store(made, verify=options.verify)]
 
 
 def build_recipe(tokenizer: TokenizerSpec | None, options: Options, **given: Any) -> Recipe | None:
@@ -139,7 +171,10 @@ def check_stores(paths: Paths, tokenizer: Tokenizer) -> None:
 
 def stores_at(paths: Paths) -> list[Store]:
     """Stores at these paths; none if they are raw files."""
-    return _stores(paths if isinstance(paths, Store) else as_input(paths), "fast") or []
+    given = paths if isinstance(paths, Store) else as_input(paths)
+    for path in given if isinstance(given, list) else ():
+        refuse_remote_store(path)
+    return _stores(given, Options(verify="fast"), alone=True) or []
 
 
 def dataset_store(data: Any, *, alone: bool = False) -> Store | None:
@@ -149,16 +184,20 @@ def dataset_store(data: Any, *, alone: bool = False) -> Store | None:
     return open_dataset(data)
 
 
-def _stores(paths: Any, verify: Verify, *, alone: bool = False) -> list[Store] | None:
+def _stores(paths: Any, options: Options, *, alone: bool = False) -> list[Store] | None:
     """Stores at these paths; None if there are none. With `alone`, tokens beside texts do not count."""
     if isinstance(paths, Store):
         return [paths]
     if not isinstance(paths, list):
         return None
     listed: list[PathLike] = paths
+    homes: list[Sequence[PathLike]] = []
     for path in listed:
-        refuse_remote_store(path)
-    homes = [[] if (local := local_or_none(path)) is None else _stores_at(local, alone) for path in listed]
+        if is_object_url(path):
+            homes.append(bucket_stores(path))
+        else:
+            refuse_remote_store(path)
+            homes.append([] if (local := local_or_none(path)) is None else _stores_at(local, alone))
     if not any(homes):
         return None
     for path, there in zip(listed, homes):
@@ -167,7 +206,11 @@ def _stores(paths: Any, verify: Verify, *, alone: bool = False) -> list[Store] |
             raise ConfigError(
                 f"{shown_input(paths)} are stores and raw files; prepare the raw files, or pass both to MixedDataLoader"
             )
-    return [open_store(home, verify=verify) for found in homes for home in found]
+    return [
+        open_store(home, verify=options.verify, cache_dir=options.cache_dir, cache_bytes=options.cache_bytes)
+        for found in homes
+        for home in found
+    ]
 
 
 def _stores_at(path: Path, alone: bool) -> list[Path]:
@@ -175,10 +218,11 @@ def _stores_at(path: Path, alone: bool) -> list[Path]:
     if is_store(path) or is_foreign(path, alone=alone):
         return [path]
     if path.is_dir():
-        if named := sorted(child.name for child in path.iterdir() if child.suffix == ".bin" and is_foreign(child)):
+        flat = [] if alone else sorted(child.name for child in path.iterdir() if child.suffix == ".bin")
+        if flat:
             raise ConfigError(
-                f"{path} holds files of tokens, {', '.join(named[:4])}: they may be splits of one data set; pass one "
-                f"of them, such as {path / named[0]}, or a glob"
+                f"{path} holds files of tokens, {', '.join(flat[:4])}: they may be splits of one data set; pass one "
+                f"of them, such as {path / flat[0]}, or a glob"
             )
         inside = [child for child in sorted(path.iterdir()) if not child.name.startswith((".", "_"))]
         stores = [child for child in inside if child.is_dir() and is_store(child)]
@@ -301,7 +345,7 @@ class Sampling:
 
     def order(self, table: Table, options: Options, name: str) -> Order:
         """Order of the samples of a source."""
-        shuffle, seed, strategy = options.shuffle, options.seed, self.strategy
+        shuffle, seed, strategy = shuffle_of(options.shuffle), options.seed, self.strategy
         if options.max_tokens is not None:
             return self._budget_order(table, options, name)
         if strategy == "concat":
@@ -314,7 +358,7 @@ class Sampling:
         return kind(table, truncation, shuffle=shuffle, seed=seed, name=name)
 
     def _budget_order(self, table: Table, options: Options, name: str) -> Order:
-        shuffle, seed, most, strategy = options.shuffle, options.seed, options.max_tokens, self.strategy
+        shuffle, seed, most, strategy = shuffle_of(options.shuffle), options.seed, options.max_tokens, self.strategy
         assert most is not None
         if strategy == "concat" or (strategy is not None and not options.padding_free):
             raise ConfigError(

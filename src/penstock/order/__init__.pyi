@@ -1,3 +1,5 @@
+from penstock.order.block_shuffle import BlockPermutation as BlockPermutation
+from penstock.order.block_shuffle import BlockShuffle as BlockShuffle
 from penstock.order.edits import Ban as Ban
 from penstock.order.edits import Reweight as Reweight
 from penstock.order.edits import Skip as Skip

@@ -25,6 +25,7 @@ import xxhash
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
+from penstock.order.block_shuffle import described
 from penstock.order.edits import Ban, Edit, Reweight, Skip
 from penstock.order.mixing import Mixture
 from penstock.order.positions import PlanSource, Position, RowUse, Step, exhausted, nothing_to_deliver
@@ -88,7 +89,7 @@ class Plan:
                 {
                     "name": source.name,
                     "rows": source.identity,
-                    "shuffle": source.order.shuffle,
+                    "shuffle": described(source.order.shuffle),
                     "seed": source.order.seed,
                     "order": source.order.describe(),
                     "max_epochs": source.max_epochs,

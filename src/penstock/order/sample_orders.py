@@ -16,6 +16,7 @@ import numpy.typing as npt
 from penstock.arrays.ragged import offsets_of
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
+from penstock.order.block_shuffle import BlockPermutation, BlockShuffle, Shuffle
 from penstock.order.packing import pack
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
@@ -25,6 +26,8 @@ ROW_WINDOW = 4096
 _PACK_WINDOW = 1 << 16
 _BUCKET_WINDOW_BATCHES = 64
 _CACHED_WINDOWS = 4
+_LOOKED_AT = 16
+"""Numbers of a range that stand for all of them when its next use is estimated."""
 
 
 class Table(Protocol):
@@ -60,7 +63,7 @@ class Order(ABC):
     capacity: int | None = None
     """Tokens that a sample has room for, where several rows make a sample; None where a row is a sample."""
 
-    def __init__(self, table: Table, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         self.table, self.shuffle, self.seed, self.name = table, shuffle, seed, name
         self._planned: OrderedDict[tuple[int, int], Samples] = OrderedDict()
         self._counts: dict[int, Ints] = {}
@@ -135,12 +138,32 @@ class Order(ABC):
             before += len(samples)
         return found
 
+    def until_use(self, rows: Ints, tokens: Ints, position: OrderPosition) -> npt.NDArray[np.float64]:
+        """Epochs until each range of rows is used again, roughly: for deciding what to keep, not what to deliver.
+
+        A range is a first row and the row after the last one; `tokens` are the same ranges counted in tokens.
+        """
+        ranges, here, total = self._numbers_of(rows, tokens, position)
+        found = _first_uses(self._permutation(total, position.epoch), ranges, here)
+        again = _first_uses(self._permutation(total, position.epoch + 1), ranges, 0) + total
+        used = np.where(np.isfinite(found), found, again) - here
+        return np.asarray(np.where(ranges[:, 1] > ranges[:, 0], used, np.inf) / max(total, 1))
+
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        """Ranges of what the order shuffles, the number of those that have been used, and of all."""
+        raise NotImplementedError
+
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without cached windows, which each worker plans for itself."""
         return self.__dict__ | {"_planned": OrderedDict(), "_counts": {}}
 
     def _permutation(self, size: int, epoch: int, *what: int | str) -> Permutation | None:
-        return Permutation(size, derive_key(self.seed, self.name, epoch, *what)) if self.shuffle and size else None
+        if not self.shuffle or not size:
+            return None
+        key = derive_key(self.seed, self.name, epoch, *what)
+        if isinstance(self.shuffle, BlockShuffle) and not what:
+            return self.shuffle.permutation(size, self.table.tokens, key)
+        return Permutation(size, key)
 
     def _shuffled(self, size: int, epoch: int, *what: int | str, low: int = 0, high: int | None = None) -> Ints:
         """Entries `low` to `high` of the shuffled numbers below `size`."""
@@ -166,7 +189,7 @@ class ArithmeticOrder(Order):
     Samples are looked up in blocks that grow: the first batch does not wait for what the thousandth needs.
     """
 
-    def __init__(self, table: Table, total: int, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, total: int, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         super().__init__(table, shuffle=shuffle, seed=seed, name=name)
         self.total = total
         """Samples of an epoch."""
@@ -222,7 +245,14 @@ class RowWindowOrder(Order):
     truncation: Truncation
 
     def __init__(
-        self, table: Table, truncation: Truncation, *, window_rows: int, shuffle: bool, seed: int, name: str = ""
+        self,
+        table: Table,
+        truncation: Truncation,
+        *,
+        window_rows: int,
+        shuffle: Shuffle,
+        seed: int,
+        name: str = "",
     ) -> None:
         super().__init__(table, shuffle=shuffle, seed=seed, name=name)
         if window_rows < 1:
@@ -235,6 +265,9 @@ class RowWindowOrder(Order):
         samples = self.window(epoch, window)
         inside = np.unique(samples.numbers()[samples.rows == row])
         return [self.number_of(OrderPosition(epoch, window, int(index))) for index in inside]
+
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        return rows, position.window * self.window_rows, self.table.rows
 
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, "window_rows": self.window_rows, **_described(self.truncation)}
@@ -251,7 +284,7 @@ class RowOrder(ArithmeticOrder):
     kind = "rows"
     truncation: Truncation
 
-    def __init__(self, table: Table, truncation: Truncation, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, truncation: Truncation, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         _check_one_to_one(truncation, "RowOrder")
         super().__init__(table, table.rows, shuffle=shuffle, seed=seed, name=name)
         self.truncation = truncation
@@ -262,6 +295,9 @@ class RowOrder(ArithmeticOrder):
     def find(self, epoch: int, row: int) -> list[int]:
         return [self._place_of(self.table.rows, epoch, row)]
 
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        return rows, self.number_of(position), self.table.rows
+
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, **_described(self.truncation)}
 
@@ -271,7 +307,7 @@ class FittedOrder(RowWindowOrder):
 
     kind = "fitted"
 
-    def __init__(self, table: Table, truncation: Truncation, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, truncation: Truncation, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         super().__init__(table, truncation, window_rows=ROW_WINDOW, shuffle=shuffle, seed=seed, name=name)
 
     def plan_window(self, epoch: int, window: int) -> Samples:
@@ -283,7 +319,7 @@ class ChopOrder(ArithmeticOrder):
 
     kind = "concat"
 
-    def __init__(self, table: Table, length: int, *, shuffle: bool, seed: int, name: str = "") -> None:
+    def __init__(self, table: Table, length: int, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         if length < 1:
             raise ConfigError(f"the length of a sample must be at least 1 token, got {length}")
         super().__init__(table, -(-table.tokens // length), shuffle=shuffle, seed=seed, name=name)
@@ -319,6 +355,10 @@ class ChopOrder(ArithmeticOrder):
         permutation = self._permutation(self.total, epoch)
         return sorted((numbers if permutation is None else permutation.inverse(numbers)).tolist())
 
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        samples = np.stack([tokens[:, 0] // self.length, -(-tokens[:, 1] // self.length)], axis=1)
+        return samples, self.number_of(position), self.total
+
     def _tokens_before(self, row: int) -> int:
         """Tokens before a row, by bisection: tables find tokens by number, not rows."""
         low, high = 0, self.table.tokens
@@ -349,7 +389,7 @@ class PackedOrder(RowWindowOrder):
         truncation: Truncation,
         *,
         strategy: str = "best_fit",
-        shuffle: bool,
+        shuffle: Shuffle,
         seed: int,
         name: str = "",
         window_rows: int = _PACK_WINDOW,
@@ -390,7 +430,7 @@ class BudgetOrder(RowWindowOrder):
         *,
         max_tokens: int,
         multiple: int = 1,
-        shuffle: bool,
+        shuffle: Shuffle,
         seed: int,
         name: str = "",
         window_rows: int = ROW_WINDOW,
@@ -440,7 +480,7 @@ class BucketOrder(RowWindowOrder):
         truncation: Truncation,
         *,
         size: int,
-        shuffle: bool,
+        shuffle: Shuffle,
         seed: int,
         name: str = "",
         window_batches: int = _BUCKET_WINDOW_BATCHES,
@@ -473,6 +513,30 @@ class BucketOrder(RowWindowOrder):
 
     def describe(self) -> dict[str, Any]:
         return {"size": self.size, **super().describe()}
+
+
+def _first_uses(permutation: Permutation | None, ranges: Ints, here: int) -> npt.NDArray[np.float64]:
+    """First index from `here` on at which a number of each range comes; inf if there is none.
+
+    Of an exact shuffle, a few numbers of each range are looked at, evenly spread; of one by blocks, all its windows.
+    """
+    if not len(ranges):
+        return np.zeros(0)
+    begin, end = ranges[:, :1], ranges[:, 1:]
+    if permutation is None:
+        return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
+    low = np.minimum(begin, permutation.size - 1)
+    last = np.maximum(end - 1, low)
+    if isinstance(permutation, BlockPermutation):
+        block = permutation.block
+        most = min(int((last // block - low // block).max()) + 1, _LOOKED_AT)
+        begin = permutation.first_indices(np.clip((low // block + np.arange(most)) * block, low, last))
+        end = begin + permutation.window * block
+    else:
+        spread = np.linspace(0, 1, _LOOKED_AT)
+        begin = permutation.inverse((low + (last - low) * spread).astype(np.int64))
+        end = begin + 1
+    return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
 
 
 def _described(truncation: Truncation) -> dict[str, Any]:

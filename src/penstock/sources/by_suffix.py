@@ -12,24 +12,34 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, list_files, split_suffix
+from penstock.files.listing import PathLike, as_paths, is_database, list_files, split_suffix
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.foreign.mds import MdsSource
+from penstock.sources.foreign.mds_index import is_mds, mds_files
+from penstock.sources.foreign.token_files import TokenFileSource
+from penstock.sources.foreign.webdataset import WebDatasetSource
 from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.lakes import lake_among
 from penstock.sources.logs import open_log
 from penstock.sources.record_source import RecordSource
 from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, data_files, has_mapping
+from penstock.sources.sql import SqlSource
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
+from penstock.store.foreign.lookup import is_token_file
 from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
 
 _log = logging.getLogger(__name__)
 
-_BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)
+_BUILT_IN = (
+    *(JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource),
+    *(MdsSource, WebDatasetSource),
+)
 _MAKERS: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
 
 
@@ -65,15 +75,20 @@ def open_source(data: Input, **options: Any) -> Source:
     Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
     and scripts, files that no source reads, text beside at least as many bytes of one structured format, and formats
     with less than a tenth of the bytes. Without such a format it is an error. The directory of a token store is a
-    `StoreSource`. URLs of brokers (`nats://host/STREAM`, `redis://host/0?stream=NAME`, `kafka://host/TOPIC`) are
-    sources of messages. Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow
-    table, reader or dataset, a list of dicts, a dict of columns, or an iterable of dicts.
+    `StoreSource`, that of a Delta or Iceberg table (`lake/chats`, `lake/chats@v12`) a `DeltaSource` or `IcebergSource`.
+    The URL of a database (`postgresql://host/name?table=documents&key=id`) is a `SqlSource`, that of a broker
+    (`nats://host/STREAM`, `redis://host/0?stream=NAME`, `kafka://host/TOPIC`) a source of messages; both take the
+    options. Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or
+    dataset, a list of dicts, a dict of columns, or an iterable of dicts.
     """
+    if is_database(data):
+        return SqlSource(data, **options)
     if (messages := open_log(data, **options)) is not None:
         return messages  # type: ignore[no-any-return]
-    given = as_input(data)
+    paths = as_paths(data)
+    given = as_input(data) if paths is None else lake_among(paths, **options) or paths
     if not isinstance(given, list):
-        if options:
+        if options and paths is None:
             raise ConfigError(f"{next(iter(options))}= is an option for files, and the input is {given!r}; omit it")
         source: Source = given
         return source
@@ -91,6 +106,10 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
         if len(paths) > 1:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
         return stores[0]
+    if len(paths) == 1 and (local := local_or_none(paths[0])) is not None and is_mds(local):
+        return SourceFiles(MdsSource, mds_files(local))
+    if len(paths) == 1 and local is not None and is_token_file(local):
+        return SourceFiles(TokenFileSource, [local])
     files = list_files(paths)
     saved = any(file.name in (STATE, SPLITS) for file in files)
     if saved:
@@ -101,9 +120,10 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     chosen = _chosen(files, makers, named, path)
     left_out = [file for file in files if file not in chosen]
     if left_out:
-        names = ", ".join(file.name for file in left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
-        shown = ", ".join(map(str, paths))
-        _log.warning("%s: %d of %d files are read; left out: %s", shown, len(chosen), len(files), names)
+        if noted := [file for file in left_out if file.name != "_SUCCESS"]:  # sinks of many programs write it
+            names = ", ".join(file.name for file in noted[:_SHOWN]) + ", ..." * (len(noted) > _SHOWN)
+            shown = ", ".join(map(str, paths))
+            _log.warning("%s: %d of %d files are read; left out: %s", shown, len(chosen), len(files), names)
         files = files.only(chosen)
     kind = makers[split_suffix(files[0])[0]]
     return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files, left_out)
@@ -117,7 +137,7 @@ _METADATA = re.compile(
     r"|.*\.(md5|sha1|sha256|sha512|crc|py|ipynb|ya?ml|toml|cfg|sh|pdf|html?|png|jpe?g|svg|log|lock|bib|cff|rst)"
 )
 """Names of files beside data: descriptions, checksums, scripts."""
-_ROWS = (JsonlSource, CsvSource, ParquetSource, ArrowSource)
+_ROWS = (JsonlSource, CsvSource, ParquetSource, ArrowSource, MdsSource, WebDatasetSource)
 """Formats that descriptions are not written in: `changelog.jsonl` is data about changes."""
 _MOST = 0.9
 """Share of the bytes that one format must have, if others are there."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -72,9 +74,17 @@ class ParquetSource(FileSource):
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
         self._whole_bytes = min(_MOST_WHOLE_BYTES, nbytes // 64)
 
+    def with_columns(self, columns: Sequence[str], *, allow_empty: bool = False) -> ParquetSource:
+        """The same files, with these columns alone."""
+        return ParquetSource(self.files, columns=columns, allow_empty=allow_empty)
+
+    def _stored_columns(self, schema: pa.Schema) -> list[str] | None:
+        """Names of the columns to read in a file of this schema; None: all."""
+        return self._columns
+
     def _open(self, path: Path) -> _ParquetReader:
         return _ParquetReader(
-            path, self._columns, self._piece_bytes, self._checksums(path), pages=self._verify == "pages"
+            path, self._stored_columns, self._piece_bytes, self._checksums(path), pages=self._verify == "pages"
         )
 
     # -- in blocks, decoded elsewhere --------------------------------------------------------------------------------
@@ -103,20 +113,22 @@ class ParquetSource(FileSource):
                 self._finish(path)
                 continue
             self._row += batch.num_rows
-            return Block(origin, self.shaped(batch, path), batch.nbytes, {"records": batch.num_rows})
+            rows, kept = self.rows_of(batch, path, origin.row)
+            return Block(origin, rows, batch.nbytes, {"records": batch.num_rows, "kept": _numbers(kept)})
         return None
 
     def decode(self, block: Block) -> Decoded:
         groups = block.data
         if isinstance(groups, pa.RecordBatch):
-            return Decoded(groups)
+            return Decoded(groups, rows=block.meta.get("kept"))
         try:
-            batch = groups.read(self._columns)
+            batch = groups.read()
         except _DAMAGED:
             self._list.stamps.check(groups.path)
             return self._rescue(block, groups)
         self._list.stamps.check(groups.path)
-        return Decoded(self.shaped(batch, groups.path))
+        rows, kept = self.rows_of(batch, groups.path, block.origin.row)
+        return Decoded(rows, rows=_numbers(kept))
 
     def offset_of(self, block: Block, row: int) -> int | None:
         """A row of Parquet is in many places of its file."""
@@ -149,8 +161,10 @@ class ParquetSource(FileSource):
             try:
                 reader.skip(row)
                 while row < first + group.rows and (batch := reader.next(first + group.rows - row)) is not None:
-                    good.append(self.shaped(batch, groups.path))
-                    numbers += range(row - block.origin.row, row - block.origin.row + batch.num_rows)
+                    rows, kept = self.rows_of(batch, groups.path, row)
+                    good.append(rows)
+                    before = row - block.origin.row
+                    numbers += range(before, before + batch.num_rows) if kept is None else (kept + before).tolist()
                     row += batch.num_rows
             except _DAMAGED as error:
                 failure = self._damaged(error, groups.path, row)
@@ -162,6 +176,10 @@ class ParquetSource(FileSource):
             first += group.rows
         none = pa.RecordBatch.from_pylist([], schema=self.schema)
         return Decoded(pa.concat_batches(good) if good else none, tuple(rejected), tuple(numbers))
+
+
+def _numbers(kept: npt.NDArray[np.int64] | None) -> tuple[int, ...] | None:
+    return None if kept is None else tuple(kept.tolist())
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +196,10 @@ class _Groups:
     checksums: Checksums | None
     pages: bool
     """True to compare the page checksums."""
+    columns: list[str] | None
 
-    def read(self, columns: list[str] | None) -> pa.RecordBatch:
+    def read(self) -> pa.RecordBatch:
+        columns = self.columns
         _check_groups(self.path, self.metadata, self.numbers, columns, self.checksums)
         with pq.ParquetFile(
             self.path, metadata=self.metadata, pre_buffer=False, page_checksum_verification=self.pages
@@ -207,13 +227,19 @@ class _ParquetReader:
     """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
 
     def __init__(
-        self, path: Path, columns: list[str] | None, piece_bytes: int, checksums: Checksums | None, *, pages: bool
+        self,
+        path: Path,
+        choose: Callable[[pa.Schema], list[str] | None],
+        piece_bytes: int,
+        checksums: Checksums | None,
+        *,
+        pages: bool,
     ) -> None:
         self._checksums, self._pages = checksums, pages and checksums is None
         self._file = pq.ParquetFile(
             path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False, page_checksum_verification=self._pages
         )
-        self._path, self._columns, self._piece_bytes = path, columns, piece_bytes
+        self._path, self._columns, self._piece_bytes = path, choose(self._file.schema_arrow), piece_bytes
         self._group = 0
         self._skip = 0
         self._left = 0
@@ -277,7 +303,15 @@ class _ParquetReader:
         self._skip = 0
         numbers = tuple(range(first, self._group))
         return _Groups(
-            self._path, metadata, numbers, skip, rows - skip, nbytes, checksums=self._checksums, pages=self._pages
+            self._path,
+            metadata,
+            numbers,
+            skip,
+            rows - skip,
+            nbytes,
+            checksums=self._checksums,
+            pages=self._pages,
+            columns=self._columns,
         )
 
     def held_bytes(self) -> int:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
@@ -355,6 +357,12 @@ class FileSource(Source):
         """Rows of one file with the columns and types of all files, and what its directories stand for."""
         return _shaped(self._list.partitions.filled(batch, path, self.schema), self.schema, path)
 
+    def rows_of(
+        self, batch: pa.RecordBatch, path: Path, row: int
+    ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]:
+        """Rows of one file from `row` on, shaped, and the numbers of those that count, from 0; None: all of them."""
+        return self.shaped(batch, path), None
+
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         _ = self.schema
         while self._file < len(self.files):
@@ -371,10 +379,11 @@ class FileSource(Source):
             if batch is None:
                 self._finish(path)
             elif batch.num_rows:
-                shaped = self.shaped(batch, path)
-                self._origin = Origin(str(path), self._row)
+                shaped, kept = self.rows_of(batch, path, self._row)
+                self._origin = Origin(str(path), self._row + (int(kept[0]) if kept is not None and len(kept) else 0))
                 self._row += batch.num_rows
-                return shaped
+                if shaped.num_rows:
+                    return shaped
         return None
 
     def size_hint(self) -> int | None:

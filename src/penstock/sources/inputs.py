@@ -15,12 +15,14 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.files.checksums import FileFingerprint, fingerprint_files
-from penstock.files.listing import PathLike, as_paths
+from penstock.files.listing import PathLike, as_paths, is_database
 from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.lakes import lake_among
 from penstock.sources.logs import open_log
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
+from penstock.sources.sql import SqlSource
 from penstock.sources.tables import kind_of, refuse_splits
 
 Input: TypeAlias = Any
@@ -32,13 +34,14 @@ _NOTHING = object()
 _FIRST: dict[int, tuple[Any, Any]] = {}
 """First items of iterators that were looked at and not read, by the ids of the iterators, with the iterators."""
 _EXPECTED = (
-    "expected a path or a list of paths, a Source (it has a method next_batch), a Dataset of Hugging Face, a pandas or "
+    "expected a path or a list of paths, the URL of a database, a Source (it has a method next_batch), a Dataset of "
+    "Hugging Face, a pandas or "
     "Polars DataFrame, an Arrow table, a list of dicts, a dict of columns, or an iterable of dicts"
 )
 
 
 def as_input(data: Input) -> list[PathLike] | Any:
-    """Paths as a list, and anything else, URLs of brokers too, as a source of its rows. Nothing is opened.
+    """Paths as a list; a table of a lake, the URL of a broker or anything else as a source. Nothing is opened.
 
     Tables, frames and datasets are read where they are. An iterator, a reader of record batches, and an
     `IterableDataset` are read row by row, from the beginning each time.
@@ -46,7 +49,9 @@ def as_input(data: Input) -> list[PathLike] | Any:
     if (messages := open_log(data)) is not None:
         return messages
     if (paths := as_paths(data)) is not None:
-        return paths
+        return lake_among(paths) or paths
+    if is_database(data):
+        return SqlSource(data)
     if hasattr(data, "next_batch"):
         return data
     kind = kind_of(data)
@@ -109,7 +114,7 @@ def why_it_stays(source: Any) -> str | None:
     if isinstance(source, MemorySource):
         size = source.bytes_to_send
         return f"the rows are {size >> 20} MiB of this process's memory" if size > _MOST_SENT_BYTES else None
-    if hasattr(source, "files") or hasattr(source, "manifest"):
+    if hasattr(source, "files") or hasattr(source, "manifest") or (isinstance(source, SqlSource) and source.has_key):
         return None
     return f"the rows of {source!r} come one after the other from this process"
 

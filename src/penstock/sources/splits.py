@@ -40,6 +40,7 @@ from penstock.sources.jsonl import JsonlSource
 from penstock.sources.logs.base import LogSource, OpenedPartition
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
+from penstock.sources.sql import RangedRows, SqlSource
 from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched
 
@@ -116,6 +117,8 @@ def input_files(source: Any) -> list[tuple[str, int]]:
         return [(_IN_MEMORY, source.nbytes)]
     if isinstance(source, LogSource):
         return [(source.partition_name(index), 1) for index in range(source.partition_count)]  # sizes are not known
+    if isinstance(source, SqlSource) and source.has_key:
+        return [(source.name, max(1, source.nbytes))]
     if not isinstance(source, RecordSource | FileSource):
         return [(repr(source), 1)]  # its size is not known
     return [(str(path), path.stat().st_size) for path in source.files]
@@ -135,6 +138,11 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
     if isinstance(source, MemorySource):
         rows = source.size_hint() or 0
         return _row_ranges(0, rows, source.nbytes, target_bytes) if rows else []
+    if isinstance(source, SqlSource) and source.has_key:
+        bounds = source.split(target_bytes)
+        ends = [*range(0, bounds.rows, bounds.rows_each), bounds.rows]
+        each = max(1, source.nbytes // max(1, bounds.rows))
+        return [InputSplit(0, low, high, (high - low) * each) for low, high in pairwise(ends)]
     if not has_files(source):
         return [InputSplit(number, 0, None, size) for number, (_, size) in enumerate(files)]
     numbers = [number for number, (_, size) in enumerate(files) if size]
@@ -384,10 +392,10 @@ class _RowReader:
         return RecordRun(data, wanted - left, nbytes, first)
 
     def decode(self, cut: RecordRun) -> SplitRows:
-        batch = cut.data
+        batch, kept = cut.data, None
         if isinstance(self._source, FileSource):
-            batch = self._source.shaped(batch, self._source.files[self._split.file])
-        return SplitRows(batch, cut.first + np.arange(cut.records, dtype=np.int64))
+            batch, kept = self._source.rows_of(batch, self._source.files[self._split.file], cut.first)
+        return SplitRows(batch, cut.first + (np.arange(cut.records, dtype=np.int64) if kept is None else kept))
 
     def skip_bad(self) -> str:
         if isinstance(self._source, IteratorSource):
@@ -462,6 +470,8 @@ def _open_rows(source: Any, number: int) -> OpenedFile:
         return _Shard(source, number)
     if isinstance(source, MemorySource):
         return _MemoryRows(source)
+    if isinstance(source, SqlSource) and source.has_key:
+        return RangedRows(source)
     return source._open(source.files[number]) if isinstance(source, FileSource) else _SequentialRows(source)
 
 

@@ -11,8 +11,10 @@ in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+import time
+from collections.abc import Collection, Sequence
+from copy import copy
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +23,23 @@ import pyarrow as pa
 from penstock.arrays.ragged import offsets_of
 from penstock.errors import SchemaError
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
+from penstock.store.bucket_shards import BucketShard
 from penstock.store.reader import Store
 from penstock.store.shards import ShardReader, damaged
 
 Ints = npt.NDArray[np.int64]
+Held: TypeAlias = "dict[int, _Shard]"
+"""Shards with addresses that are valid as long as this is referred to."""
 _GROUP_ROWS = 8
 """Rows whose tokens are summed up together, so that a token is found without knowing where every row begins."""
 _MANY_ROWS, _MANY_GROUP_ROWS = 50_000_000, 64
 """From so many rows on, groups are larger: their sums take 8 bytes for each group."""
 _SHORT_TOKENS = 48
 """Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""
+_MOST_MAPPED = 1 << 15
+"""Pieces of stores in buckets that are mapped at a time: a system allows a process some 65,000 mappings."""
+_RELEASE_SECONDS = 10.0
+"""Time after which pieces that other processes have evicted are let go of."""
 
 
 class TokenTable:
@@ -44,13 +53,16 @@ class TokenTable:
             raise ValueError("a table of tokens needs at least one store")
         self.stores = tuple(stores)
         self.column, self.mask_column = self._columns()
-        self._entries = [(store, number) for store in stores for number in range(len(store.manifest.shards))]
-        entries = [store.manifest.shards[number] for store, number in self._entries]
-        self._row_starts = offsets_of([entry.rows for entry in entries])
-        self._token_starts = offsets_of([entry.tokens or 0 for entry in entries])
+        self.entries = [(store, number) for store in stores for number in range(len(store.manifest.shards))]
+        entries = [store.manifest.shards[number] for store, number in self.entries]
+        self.row_starts = offsets_of([entry.rows for entry in entries])
+        self.token_starts = offsets_of([entry.tokens or 0 for entry in entries])
         self._shards: dict[int, _Shard] = {}
+        self.in_bucket = any(store.bucket is not None for store in stores)
+        """True if parts of the rows have to be fetched."""
         self._checked = 0
         """Number of the shard to begin with when some of them are checked."""
+        self._evictions, self._released = 0, time.monotonic()
         self.dtype = self._dtype_of(self.column)
         self._memory = memory_as(self.dtype)
         mask = None if self.mask_column is None else stores[0].schema.field(self.mask_column).type.value_type
@@ -60,11 +72,11 @@ class TokenTable:
 
     @property
     def rows(self) -> int:
-        return int(self._row_starts[-1])
+        return int(self.row_starts[-1])
 
     @property
     def tokens(self) -> int:
-        return int(self._token_starts[-1])
+        return int(self.token_starts[-1])
 
     @property
     def masked(self) -> bool:
@@ -82,7 +94,7 @@ class TokenTable:
         """Tokens of some rows."""
         wanted = np.asarray(rows, np.int64)
         found = np.empty(len(wanted), np.int64)
-        for number, which, within in self._by_shard(wanted, self._row_starts):
+        for number, which, within in self._by_shard(wanted, self.row_starts, fetch=True):
             found[which] = self._shard(number).lengths[within]
         return found
 
@@ -90,41 +102,58 @@ class TokenTable:
         """The row that holds the n-th token of the table, and which of its tokens that is."""
         wanted = np.asarray(positions, np.int64)
         rows, starts = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        for number, which, within in self._by_shard(wanted, self._token_starts):
+        for number, which, within in self._by_shard(wanted, self.token_starts, fetch=True):
             found, starts[which] = self._shard(number).find_tokens(within)
-            rows[which] = found + self._row_starts[number]
+            rows[which] = found + self.row_starts[number]
         return rows, starts
 
-    def locate(self, rows: Ints, starts: Ints) -> Ints:
+    def locate(self, rows: Ints, starts: Ints, held: Held | None = None) -> Ints:
         """Addresses, for `copy_from`, of rows without their first `starts` tokens.
 
-        Best called for many parts at once; the cost is by shard.
+        Best called for many parts at once; the cost is by shard. They stay valid as long as `held`, which `held()`
+        returned before, is referred to.
         """
         places = np.empty(len(rows), np.int64)
-        for number, which, within in self._by_shard(rows, self._row_starts):
-            places[which] = self._shard(number).tokens.locate(within)
+        found = self._by_shard(rows, self.row_starts, fetch=True)
+        if self.in_bucket:
+            self._request(found, held)
+        for number, which, within in found:
+            places[which] = self._shard(number, held).tokens.locate(within)
         return places + starts
 
-    def locate_mask(self, rows: Ints, starts: Ints) -> Ints:
+    def locate_mask(self, rows: Ints, starts: Ints, held: Held | None = None) -> Ints:
         """The same for `copy_mask_from`; only for a table that has a mask."""
         places = np.empty(len(rows), np.int64)
-        for number, which, within in self._by_shard(rows, self._row_starts):
-            mask = self._shard(number).mask
+        found = self._by_shard(rows, self.row_starts, fetch=True)
+        if self.in_bucket:
+            self._request(found, held)
+        for number, which, within in found:
+            mask = self._shard(number, held).mask
             if mask is None:
                 raise SchemaError("these stores have no mask of supervised tokens")
             places[which] = mask.locate(within)
         return places + starts
 
+    def request(self, rows: Ints) -> None:
+        """Begin to fetch the pieces of rows that are in buckets, and not here yet."""
+        if self.in_bucket:
+            self._request(self._by_shard(rows, self.row_starts, fetch=True), None)
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes that were requested and are not used yet."""
+        return sum(store.bucket.waiting_bytes for store in self.stores if store.bucket is not None)
+
     def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         """Copy tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]` to `out[at[j]:]`, for every part j."""
         held = self.held()
-        self.copy_from(self.locate(rows, starts), lengths, out, at)
+        self.copy_from(self.locate(rows, starts, held), lengths, out, at)
         del held
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:
         """Copy the loss mask of these tokens to `out[at[j]:]`."""
         held = self.held()
-        self.copy_mask_from(self.locate_mask(rows, starts), lengths, out, at)
+        self.copy_mask_from(self.locate_mask(rows, starts, held), lengths, out, at)
         del held
 
     def copy_from(self, places: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
@@ -184,10 +213,36 @@ class TokenTable:
             row -= len(store)
         raise AssertionError("unreachable")
 
-    def _by_shard(self, numbers: Ints, starts: Ints) -> list[tuple[int, Any, Ints]]:
-        """(shard, which of the numbers lie in it, where in it) for every shard that is touched."""
-        if not len(numbers):
-            return []
+    def _by_shard(self, numbers: Ints, starts: Ints, *, fetch: bool = False) -> list[tuple[int, Any, Ints]]:
+        """(shard, which of the numbers lie in it, where in it) for every shard that is touched.
+
+        With `fetch`, the indexes of those in buckets are fetched, all at once.
+        """
+        found = self._split(numbers, starts) if len(numbers) else []
+        if fetch and self.in_bucket:
+            shards = self._shards
+            fresh = [self.entries[number] for number, _, _ in found if number not in shards]
+            for store in {id(store): store for store, _ in fresh if store.bucket is not None}.values():
+                assert store.bucket is not None
+                store.bucket.fetch_layouts([shard for other, shard in fresh if other is store])
+        return found
+
+    def _request(self, found: list[tuple[int, Any, Ints]], held: Held | None) -> None:
+        """Begin to fetch the pieces of rows of shards that have no address yet."""
+        for store in self.stores:
+            if store.bucket is None:
+                continue
+            wanted: list[tuple[int, int]] = []
+            for number, _, within in found:
+                if self.entries[number][0] is store:
+                    shard = self.entries[number][1]
+                    tokens = self._shard(number, held).tokens
+                    assert isinstance(tokens, _Flat)
+                    wanted += [(shard, piece) for piece in tokens.missing(within)]
+            if wanted:
+                store.bucket.request(wanted)
+
+    def _split(self, numbers: Ints, starts: Ints) -> list[tuple[int, Any, Ints]]:
         low, high = int(numbers.min()), int(numbers.max())
         if low < 0 or high >= starts[-1]:
             raise IndexError(f"{low} to {high} of a table that has {int(starts[-1])}")
@@ -203,13 +258,16 @@ class TokenTable:
         groups = np.split(order, cuts)
         return [(int(owner[group[0]]), group, numbers[group] - starts[owner[group[0]]]) for group in groups]
 
-    def _shard(self, number: int) -> _Shard:
-        shard = self._shards.get(number)
+    def _shard(self, number: int, held: Held | None = None) -> _Shard:
+        shards = self._shards if held is None else held
+        shard = shards.get(number)
         if shard is None:
-            group = _GROUP_ROWS if self.rows < _MANY_ROWS else _MANY_GROUP_ROWS
-            shard = _Shard(*self._entries[number], self.column, self.mask_column, group)
-            self._shards[number] = shard
+            shard = shards[number] = self._open_shard(number)
         return shard
+
+    def _open_shard(self, number: int) -> _Shard:
+        group = _GROUP_ROWS if self.rows < _MANY_ROWS else _MANY_GROUP_ROWS
+        return _Shard(*self.entries[number], self.column, self.mask_column, group)
 
     def _columns(self) -> tuple[str, str | None]:
         first = self.stores[0].manifest
@@ -231,21 +289,38 @@ class TokenTable:
         assert first.tokens_column is not None
         return first.tokens_column, first.mask_column
 
-    def held(self) -> object:
+    def held(self) -> Held:
         """Object that keeps the addresses of this table valid while it is referred to."""
         return self._shards
 
     def check_unchanged(self, most: int | None = None) -> None:
         """Raise if a shard that is being read was changed or removed since: mapped memory does not show it.
 
-        At most `most` shards are looked at; the next call looks at the next ones.
+        At most `most` shards are looked at; the next call looks at the next ones. Of stores in buckets, evicted pieces
+        are let go of, since the disk keeps what is mapped.
         """
+        if self.in_bucket:
+            self._release_evicted()
+            if all(store.bucket is not None for store in self.stores):
+                return
         shards = list(self._shards.values())
         if most is not None and len(shards) > most:
             self._checked = (self._checked + most) % len(shards)
             shards = (shards * 2)[self._checked : self._checked + most]
         for shard in shards:
             shard.stamp.check()
+
+    def _release_evicted(self) -> None:
+        """Let go of pieces that are not in the cache any more, and of all if too many are mapped."""
+        shards = self._shards
+        many = sum(shard.mapped for shard in shards.values()) > _MOST_MAPPED
+        caches = {id(store.bucket.cache): store.bucket.cache for store in self.stores if store.bucket is not None}
+        evictions = sum(cache.evictions for cache in caches.values())
+        now = time.monotonic()
+        if many or evictions != self._evictions or now - self._released > _RELEASE_SECONDS:
+            self._evictions, self._released = evictions, now
+            # Other objects: addresses stay valid for those who hold the old ones.
+            self._shards = {number: shard.released(everything=many) for number, shard in shards.items()}
 
     def _dtype_of(self, column: str) -> np.dtype[Any]:
         kinds = {store.schema.field(column).type for store in self.stores}
@@ -276,9 +351,10 @@ class TokenTable:
 class Placed:
     """Parts of rows whose places are known already: row j of it is the j-th of them."""
 
-    def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None) -> None:
+    def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None, held: Held | None = None) -> None:
         self._table, self._places, self._mask_places = table, places, mask_places
-        self._held = table.held()  # places are addresses: what lies there has to stay, even if the table is closed
+        # Places are addresses: what lies there has to stay, even if the table is closed.
+        self._held = table.held() if held is None else held
         self.dtype = table.dtype
 
     @property
@@ -316,6 +392,29 @@ class _Shard:
         self._groups: Ints | None = None
         self._tokens: TokenPlaces | None = None
         self._mask: _Flat | None = None
+
+    @property
+    def mapped(self) -> int:
+        """Pieces that are mapped one by one."""
+        return sum(len(flat.held) for flat in (self._tokens, self._mask) if isinstance(flat, _Flat))
+
+    def released(self, *, everything: bool) -> _Shard:
+        """The same shard without addresses of evicted pieces, or without any; itself if nothing changes."""
+        shards = self._store.bucket
+        if shards is None or not self.mapped:
+            return self
+        fresh = copy(self)
+        if everything:
+            fresh._tokens = fresh._mask = None
+            return fresh
+        tokens, mask = self._tokens, self._mask
+        held = {piece for flat in (tokens, mask) if isinstance(flat, _Flat) for piece in flat.held}
+        gone = {piece for piece in held if not shards.has(self._number, piece)}
+        if not gone:
+            return self
+        fresh._tokens = tokens.without(gone) if isinstance(tokens, _Flat) else tokens
+        fresh._mask = None if mask is None else mask.without(gone)
+        return fresh
 
     # No cached_property: in Python 3.11 it holds one lock for all shards while a file is opened.
 
@@ -370,8 +469,12 @@ class _Shard:
 class _Flat:
     """A column of lists of numbers in a shard: where the values of a row begin, as a place in memory."""
 
-    def __init__(self, reader: ShardReader, column: str, lengths: npt.NDArray[np.int32] | None = None) -> None:
+    def __init__(
+        self, reader: ShardReader | BucketShard, column: str, lengths: npt.NDArray[np.int32] | None = None
+    ) -> None:
         self._lengths = lengths
+        self.held: dict[int, pa.RecordBatch] = {}
+        """Pieces of a shard in a bucket, whose addresses are valid as long as they are referred to."""
         self._reader, self._column = reader, reader.schema.get_field_index(column)
         kind = reader.schema.field(column).type
         self._fixed = kind.list_size if pa.types.is_fixed_size_list(kind) else None
@@ -395,8 +498,24 @@ class _Flat:
         found: Ints = np.add(values, self._offsets[self._offsets_at[pieces] + within], dtype=np.int64)
         return found
 
+    def missing(self, rows: Ints) -> list[int]:
+        """Pieces of rows that have not been looked at."""
+        pieces = np.unique(np.searchsorted(self._starts, rows, side="right") - 1)
+        return pieces[self._values_at[pieces] < 0].tolist()  # type: ignore[no-any-return]
+
+    def without(self, pieces: Collection[int]) -> _Flat:
+        """The same column without the addresses of some pieces."""
+        fresh = copy(self)
+        fresh.held = {piece: batch for piece, batch in self.held.items() if piece not in pieces}
+        fresh._values_at = self._values_at.copy()
+        fresh._values_at[list(pieces)] = -1
+        return fresh
+
     def _look_at(self, piece: int) -> None:
-        column = self._reader.batch(piece).column(self._column)
+        batch = self._reader.batch(piece)
+        if isinstance(self._reader, BucketShard):
+            self.held[piece] = batch
+        column = batch.column(self._column)
         try:
             if column.offset or column.values.offset:
                 raise ValueError("a record batch begins in the middle of its buffers")

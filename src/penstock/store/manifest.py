@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import fnmatch
+import glob
 import hashlib
 import os
 import re
@@ -20,8 +22,9 @@ import xxhash
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.compression import inflate
-from penstock.files.filesystems import is_remote, require_local, shown
+from penstock.files.filesystems import cut, is_remote, require_local, shown
 from penstock.files.listing import PathLike
+from penstock.files.objects import open_bucket
 from penstock.store.home import StoreHome, home_of, store_home
 
 _KEY_VERSION = 1
@@ -279,6 +282,15 @@ def is_store(place: Path | StoreHome) -> bool:
     return home_of(place).exists(MANIFEST_NAME)
 
 
+def is_whole(home: StoreHome, manifest: Manifest) -> bool:
+    """True if all files of a version are there, and have their lengths."""
+    there = {f"{SHARDS}/{name}": size for name, size in home.list(SHARDS).items()}
+    return all(
+        there.get(shard.file) == shard.bytes and there.get(shard.index_file) == shard.index_bytes
+        for shard in manifest.shards
+    )
+
+
 def store_path(path: PathLike) -> Path:
     """Absolute path of a store on disk; a URL is refused."""
     home = store_home(require_local(path, "a store"))
@@ -358,6 +370,32 @@ def _nothing_there(home: StoreHome, version: int | None) -> Exception:
     if numbers:
         there += f", though it has the versions {numbers}: check one out"
     return FileNotFoundError(f"{home.shown!r} is not a store: {there}{looked}")
+
+
+def bucket_stores(url: PathLike) -> list[str]:
+    """URLs of the stores at a URL of an object store: itself, those directly below it, or those that a glob matches.
+
+    None for raw files. A URL that ends with `.store` is taken for one, so that its absence is reported as such.
+    """
+    address, query = cut(os.fspath(url).rstrip("/"))
+    address = address.rstrip("/")
+    name = address.rpartition("/")[2]
+    if name.endswith(".store") and not glob.has_magic(name):
+        return [address + query]
+    if glob.has_magic(name) and not glob.has_magic(address.rpartition("/")[0]):
+        folder, pattern = address.rpartition("/")[0], name
+    elif "." in name or glob.has_magic(address):
+        return []
+    else:
+        bucket, key = open_bucket(address + query)
+        if key and bucket.info(f"{key}/{MANIFEST_NAME}") is not None:
+            return [address + query]
+        folder, pattern = address, "*.store"
+    bucket, key = open_bucket(folder + query)
+    names = [found for found in bucket.list_folder(key)[0] if fnmatch.fnmatchcase(found, pattern)]
+    prefix = f"{key}/" if key else ""
+    stores = [found for found in names if bucket.info(f"{prefix}{found}/{MANIFEST_NAME}") is not None]
+    return [f"{folder}/{found}{query}" for found in stores]
 
 
 def refuse_remote_store(path: PathLike) -> None:

@@ -34,13 +34,10 @@ class SideTable(TokenTable):
                     raise SchemaError(f"column {name!r} not in {store.shown}; it has {store.schema.names}")
         return self._given
 
-    def _shard(self, number: int) -> _Shard:
-        shard = self._shards.get(number)
-        if shard is None:
-            store, entry = self._entries[number]
-            shard = _Shard(store, entry, self.column, self.mask_column)
-            shard.lengths = _lengths(store, entry, self.column)
-            self._shards[number] = shard
+    def _open_shard(self, number: int) -> _Shard:
+        store, entry = self.entries[number]
+        shard = _Shard(store, entry, self.column, self.mask_column)
+        shard.lengths = _lengths(store, entry, self.column)
         return shard
 
     def __getstate__(self) -> dict[str, Any]:
@@ -89,6 +86,8 @@ def read_column(stores: Sequence[Store], name: str) -> npt.NDArray[Any]:
 
 def _lengths(store: Store, number: int, column: str) -> npt.NDArray[np.int32]:
     reader = store.open_shard(number)
+    if store.bucket is not None:
+        store.bucket.request((number, piece) for piece in range(len(reader.starts) - 1))
     at = reader.schema.get_field_index(column)
     parts = [
         reader.batch(piece).column(at).value_lengths().to_numpy(zero_copy_only=False)

@@ -17,11 +17,16 @@ import pyarrow as pa
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
+from penstock.files.objects import is_object_url
+from penstock.memory import parse_bytes
+from penstock.store.bucket_shards import BucketShard, BucketShards
+from penstock.store.home import BucketHome, home_of
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
     ShardPiece,
     ShardReader,
     ShardStamp,
+    Unchanging,
     Verify,
     check_content,
     check_size,
@@ -38,10 +43,18 @@ if TYPE_CHECKING:
 __all__ = ["Store", "Verify", "describe", "find_store", "is_complete", "open_store"]
 
 _MOST_PIECES = 1 << 14
+_MOST_BUCKET_PIECES = 1 << 8
+"""The disk keeps what is mapped, also if the cache evicts it."""
 
 
 def open_store(
-    path: PathLike, version: int | None = None, *, verify: Verify = "touch", **layout: Unpack[ForeignOptions]
+    path: PathLike,
+    version: int | None = None,
+    *,
+    verify: Verify = "touch",
+    cache_dir: PathLike | None = None,
+    cache_bytes: int | str = "50 GiB",
+    **layout: Unpack[ForeignOptions],
 ) -> Store:
     """A random-access view of a version of a store (default: the current one), or of token data of another program.
 
@@ -51,8 +64,16 @@ def open_store(
     Checks that every file exists and has its length. With `verify="touch"` the checksum of a shard is compared
     when one of its rows is first read, once in a process, which reads the shard (some gigabytes a second);
     `"full"` compares all of them now. `"fast"` compares none: a flipped bit then gives wrong rows, or ends the process.
+
+    Of a store in a bucket (`s3://`, `gs://`, `az://`) pieces are fetched when they are touched, and always verified,
+    into a cache of `cache_bytes` below `cache_dir` (default: penstock's own) that all processes of the machine share.
     """
-    check = check_content if check_verify(verify) == "full" else check_size
+    check_verify(verify)
+    if is_object_url(path):
+        _refuse_layout(path, layout)
+        folder = None if cache_dir is None else require_local(cache_dir, "cache_dir").absolute()
+        return _open_bucket_store(BucketHome(path), version, verify, folder, parse_bytes(cache_bytes))
+    check = check_content if verify == "full" else check_size
     home = store_path(path)
     if not is_store(home):
         from penstock.store.foreign.lookup import open_foreign  # which imports this module
@@ -61,9 +82,13 @@ def open_store(
             if version is not None:
                 raise ConfigError(f"version={version} is for stores, and {found!r} has no versions; omit it")
             return found
+    _refuse_layout(path, layout)
+    return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
+
+
+def _refuse_layout(path: PathLike, layout: ForeignOptions) -> None:
     for name, value in layout.items():
         raise ConfigError(f"{name}={value!r} is for token data of other programs, and {os.fspath(path)!r} is none")
-    return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
 
 
 class Store(Sequence[dict[str, Any]]):
@@ -73,15 +98,31 @@ class Store(Sequence[dict[str, Any]]):
     threads. Pickling keeps the path and the version: a worker process opens the store again.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, *, verify: Verify = "touch", shown: str | None = None) -> None:
-        self.path, self.manifest, self._verify = path, manifest, verify
+    def __init__(
+        self,
+        path: Path | BucketShards,
+        manifest: Manifest,
+        *,
+        verify: Verify = "touch",
+        shown: str | None = None,
+    ) -> None:
+        self._place, self.manifest, self._verify = path, manifest, verify
+        self.bucket = path if isinstance(path, BucketShards) else None
+        """The shards of a store in a bucket."""
         self.shown = shown if shown is not None else str(path)
         """The path as it was given."""
         self._starts = [0, *np.cumsum([shard.rows for shard in manifest.shards], dtype=np.int64).tolist()]
-        self._readers: dict[int, ShardReader] = {}
+        self._readers: dict[int, ShardReader | BucketShard] = {}
         self._pieces: dict[tuple[int, int], ShardPiece] = {}
         self._lengths: npt.NDArray[np.int32] | None = None
         self._closed = False
+
+    @property
+    def path(self) -> Path:
+        """Directory of the store; one in a bucket has none."""
+        if isinstance(self._place, BucketShards):
+            raise ConfigError(f"{self.shown} is a store in a bucket, and has no directory on this machine")
+        return self._place
 
     @property
     def schema(self) -> pa.Schema:
@@ -97,9 +138,14 @@ class Store(Sequence[dict[str, Any]]):
         """Tokens of each row. Read from the indexes, four bytes a row, without touching the tokens; kept afterwards."""
         if self._lengths is None:
             if self.manifest.tokens_column is None:
-                raise SchemaError(f"{self.path} was written with tokens=None, so its rows have no lengths")
+                raise SchemaError(f"{self.shown} was written with tokens=None, so its rows have no lengths")
             self._check_open()
-            parts = [read_lengths(self.path, shard, self._verify) for shard in self.manifest.shards]
+            if self.bucket is not None:
+                numbers = range(len(self.manifest.shards))
+                self.bucket.fetch_layouts(numbers)
+                parts = [self.bucket.lengths(number) for number in numbers]
+            else:
+                parts = [read_lengths(self.path, shard, self._verify) for shard in self.manifest.shards]
             lengths = np.concatenate([np.zeros(0, np.int32), *parts])
             lengths.flags.writeable = False
             self._lengths = lengths
@@ -168,28 +214,34 @@ class Store(Sequence[dict[str, Any]]):
             yield batch
             row += batch.num_rows
 
-    def open_shard(self, number: int) -> ShardReader:
+    def open_shard(self, number: int) -> ShardReader | BucketShard:
         """One of the shards of this version, opened and checked according to `verify`."""
         return self._reader(number)
 
     def map_lengths(self, number: int) -> npt.NDArray[np.int32]:
         """Tokens of each row of a shard, as a view of its index: nothing is read but what is looked at."""
         self._check_open()
+        if self.bucket is not None:
+            return self.bucket.lengths(number)
         return map_lengths(self.path, self.manifest.shards[number], self._verify)
 
-    def stamp(self, number: int) -> ShardStamp:
+    def stamp(self, number: int) -> ShardStamp | Unchanging:
         """Files of a shard as they are now."""
+        if self.bucket is not None:
+            return Unchanging()
         entry = self.manifest.shards[number]
         return ShardStamp(self.path / entry.file, self.path / entry.index_file)
 
-    def shard_path(self, number: int) -> Path:
+    def shard_path(self, number: int) -> Path | str:
         """File with the rows of a shard."""
-        return self.path / self.manifest.shards[number].file
+        return self.path / self.manifest.shards[number].file if self.bucket is None else self._reader(number).path
 
     def close(self) -> None:
         """Release the shards; views stay valid. A second call does nothing."""
         self._closed = True
         self._readers, self._pieces = {}, {}
+        if self.bucket is not None:
+            self.bucket.close()
 
     def _find(self, row: int) -> tuple[ShardPiece, int]:
         shard = bisect_right(self._starts, row) - 1
@@ -199,7 +251,7 @@ class Store(Sequence[dict[str, Any]]):
         piece = self._pieces.get((shard, number))
         if piece is None:
             self._check_open()
-            if len(self._pieces) >= _MOST_PIECES:
+            if len(self._pieces) >= (_MOST_PIECES if self.bucket is None else _MOST_BUCKET_PIECES):
                 self._pieces = {}  # cheap to make again; a store of terabytes must not fill the memory with views
             batch = reader.batch(number)
             with reader.reading(reader.starts[number]):
@@ -209,10 +261,12 @@ class Store(Sequence[dict[str, Any]]):
             piece.stamp.check_often()
         return piece, within - piece.start
 
-    def _reader(self, shard: int) -> ShardReader:
+    def _reader(self, shard: int) -> ShardReader | BucketShard:
         reader = self._readers.get(shard)
         if reader is None:
             self._check_open()
+            if self.bucket is not None:
+                return self._readers.setdefault(shard, BucketShard(self.bucket, shard))
             entry = self.manifest.shards[shard]
             if self._verify == "touch":
                 check_touched(self.path, entry)
@@ -244,30 +298,37 @@ class Store(Sequence[dict[str, Any]]):
             return self.schema
         for name in columns:
             if name not in self.schema.names:
-                raise SchemaError(f"column {name!r} not in {self.path}; it has {self.schema.names}")
+                raise SchemaError(f"column {name!r} not in {self.shown}; it has {self.schema.names}")
         return pa.schema([self.schema.field(name) for name in columns])
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ValueError(f"{self.path} is closed; open it again with open_store")
+            raise ValueError(f"{self.shown} is closed; open it again with open_store")
 
     def __getstate__(self) -> dict[str, Any]:
+        shards = self.bucket
         return {
-            "path": str(self.path.absolute()),
+            "path": str(self.path.absolute()) if shards is None else shards.home.url,
+            "cache": None if shards is None else (shards.cache_dir, shards.cache_bytes),
             "version": self.manifest.version,
             "checksum": self.manifest.checksum,
             "verify": self._verify,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        path = Path(state["path"])
-        manifest = read_manifest(path, state["version"])
+        home = Path(state["path"]) if state["cache"] is None else BucketHome(state["path"])
+        manifest = read_manifest(home, state["version"])
         if manifest.checksum != state["checksum"]:
             raise DataError(
                 f"version {state['version']} is not the one it was when this store was pickled; open it again",
-                file=str(path),
+                file=home_of(home).shown,
             )
-        Store.__init__(self, path, manifest, verify=state["verify"])
+        if isinstance(home, Path):
+            Store.__init__(self, home, manifest, verify=state["verify"])
+            return
+        shards = BucketShards(home, manifest, *state["cache"])
+        shards.check()
+        Store.__init__(self, shards, manifest, verify=state["verify"], shown=home.shown)
 
     def __enter__(self) -> Self:
         return self
@@ -314,6 +375,25 @@ def _read_checked(home: Path, version: int | None, check: Callable[[Path, ShardE
             if newer.checksum == manifest.checksum:
                 raise
             manifest = newer
+
+
+def _open_bucket_store(
+    home: BucketHome, version: int | None, verify: Verify, cache_dir: Path | None, cache_bytes: int
+) -> Store:
+    manifest = read_manifest(home, version)
+    while True:
+        shards = BucketShards(home, manifest, cache_dir, cache_bytes)
+        try:
+            shards.check()
+        except DataError:
+            newer = read_manifest(home, version)  # as in `_read_checked`
+            if newer.checksum == manifest.checksum:
+                raise
+            manifest = newer
+            continue
+        if verify == "full":
+            shards.verify()
+        return Store(shards, manifest, verify=verify, shown=home.shown)
 
 
 def describe(store: Store) -> dict[str, Any]:

@@ -132,12 +132,21 @@ class ShardStamp:
         return [(stat.st_size, stat.st_mtime_ns, stat.st_ino) for stat in stats]
 
 
+class Unchanging:
+    """Stamp of files that nobody changes: parts of a store in a bucket, named by their content and mapped."""
+
+    def check(self) -> None:
+        return
+
+    check_often = check
+
+
 class ShardPiece:
     """A record batch, with a function for each column that gets the value of a row as cheaply as it can be had."""
 
     __slots__ = ("batch", "getters", "stamp", "start")
 
-    def __init__(self, batch: pa.RecordBatch, start: int, stamp: ShardStamp) -> None:
+    def __init__(self, batch: pa.RecordBatch, start: int, stamp: ShardStamp | Unchanging) -> None:
         self.batch, self.start, self.stamp = batch, start, stamp
         self.getters: list[tuple[str, Getter]] = [(n, _getter(c)) for n, c in zip(batch.schema.names, batch.columns)]
 
@@ -232,7 +241,7 @@ def _missing(path: Path) -> DataError:
     )
 
 
-def damaged(path: Path, why: str, row: int = 0) -> DataError:
+def damaged(path: Path | str, why: str, row: int = 0) -> DataError:
     """A shard that is not what it was."""
     return DataError(
         f"this shard is damaged: {why}; restore the file, check out a version without it, or prepare the store again",

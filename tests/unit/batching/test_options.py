@@ -56,9 +56,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from penstock.batching.options import Output, Padding, RawRows, Shard
+from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.order.block_shuffle import BlockShuffle
 from penstock.pipeline.config import OnError
 from penstock.store.shards import Verify
 

@@ -20,7 +20,7 @@ from penstock.loaders.preferences.batch import PreferenceBatch
 from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Step
 from penstock.order.samples import Samples
-from penstock.store.gather import Placed, TokenTable
+from penstock.store.gather import Held, Placed, TokenTable
 from penstock.store.preferences import PairTable, read_column
 
 Ints = npt.NDArray[np.int64]
@@ -66,6 +66,11 @@ class PreferenceEngine(PlanEngine):
             )
         return share
 
+    def _request(self, shares: list[Any]) -> None:
+        rows = [rows for share in shares for rows in (share.samples.rows, share.others)]
+        if rows:
+            self._sides[0].request(np.concatenate(rows))  # both sides of a row are in one part
+
     def _placed(self, shares: list[Any]) -> Iterator[Any]:
         if not shares:
             return
@@ -75,11 +80,12 @@ class PreferenceEngine(PlanEngine):
         prompts = self._column("prompt_length")[rows] if self._whole_answers else None
         tables: list[Placed] = []
         for side in self._sides:
-            places = side.locate(rows, nothing)
+            held = side.held()
+            places = side.locate(rows, nothing, held)
             if prompts is None:
-                tables.append(Placed(side, places, side.locate_mask(rows, nothing)))
+                tables.append(Placed(side, places, side.locate_mask(rows, nothing, held), held))
             else:
-                tables.append(_Answers(side, places, prompts))
+                tables.append(_Answers(side, places, prompts, held))
         lengths = [self._lengths(number, own) for number in range(len(self._sides))]
         low, borrowed = 0, len(own)
         for share in shares:
@@ -165,8 +171,8 @@ class PreferenceEngine(PlanEngine):
 class _Answers(Placed):
     """Rows of which every token after the prompt is supervised."""
 
-    def __init__(self, table: TokenTable, places: Ints, prompts: npt.NDArray[Any]) -> None:
-        super().__init__(table, places, None)
+    def __init__(self, table: TokenTable, places: Ints, prompts: npt.NDArray[Any], held: Held) -> None:
+        super().__init__(table, places, None, held)
         self._prompts = prompts
 
     def copy_mask(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[np.bool_], at: Ints) -> None:

@@ -17,10 +17,14 @@ from penstock.errors import ChangedFileError, ConfigError
 from penstock.files.checksums import FileStamps
 from penstock.files.listing import names_of
 from penstock.order.permutation import Permutation, derive_key
-from penstock.sources import StoreSource, open_source
+from penstock.sources import MemorySource, StoreSource, TokenFileSource, open_source
+from penstock.sources.file_source import FileSource
 from penstock.sources.inputs import Input, shown_input
+from penstock.sources.lake_source import LakeSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, has_files, input_files, split_input
+from penstock.store.foreign.saved_dataset import token_column
+from penstock.transforms.token_columns import MASK, TOKENS, SelectTokens, has_mask
 
 Ints = npt.NDArray[np.int64]
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 19
@@ -178,7 +182,8 @@ class Catalog:
             sampled = getattr(self.source, "sampled_identity", None)
             return [type(self.source).__name__, *(sampled() if sampled is not None else ())]
         names = names_of(getattr(self.source, "files", [Path(name) for name, _ in self.files]))
-        return [[name, size] for name, (_, size) in zip(names, self.files)]
+        own = self.source.identity() if isinstance(self.source, LakeSource) else []
+        return [*([name, size] for name, (_, size) in zip(names, self.files)), *own]
 
     def check_unchanged(self, block: int) -> None:
         """Raise an error if a file has changed since it was split."""
@@ -218,6 +223,9 @@ def open_input_rows(recipe: Recipe | None, paths: Input) -> OpenedInput:
             raise ConfigError(f"{source.path} holds no tokens; prepare it with a tokenizer")
         return OpenedInput(source, [], ["store", manifest.checksum], manifest.tokens_column, manifest.mask_column)
     if opened is None:
+        if isinstance(source, FileSource | MemorySource | TokenFileSource) and token_column(source.schema) is not None:
+            select, mask = SelectTokens(), MASK if has_mask(source.schema) else None
+            return OpenedInput(source, [select], [repr(select), None], TOKENS, mask)
         raise ConfigError(f"{shown_input(paths)} holds raw rows, which need a tokenizer; pass tokenizer=")
     source, steps = opened.for_streams(ROW)
     described = [steps.tokenizer.fingerprint, steps.template, *steps.described]

@@ -14,6 +14,7 @@ from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, 
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.sources.inputs import as_input
 from penstock.store import Store
+from penstock.store.foreign.base import ForeignStore
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
@@ -55,9 +56,13 @@ class StreamEngine:
     ) -> None:
         if not isinstance(streaming, (bool, StreamOptions)):
             raise ConfigError(f"streaming must be True, False or StreamOptions(...), got {streaming!r}")
+        if isinstance(paths, ForeignStore):
+            raise ConfigError(f"{paths!r} is open and read in place, so there is nothing to stream; omit streaming=")
         paths = paths.path if isinstance(paths, Store) else as_input(paths)  # once: it may be an iterator
         if options.sharding is not None:
             raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
+        if not isinstance(options.shuffle, bool):
+            raise ConfigError("streaming=True shuffles within windows of its own; pass shuffle=True or False")
         if options.drop_last:
             raise ConfigError("drop_last=True needs the length of an epoch, which a stream does not know; leave it out")
         self.options, self.rank = options, options.find_rank()

@@ -199,7 +199,7 @@ def _whole(reader: StreamReader, global_batch: int, options: Options) -> StreamR
         global_batch=global_batch,
         rank=Rank(),
         seed=options.seed,
-        shuffle=options.shuffle,
+        shuffle=bool(options.shuffle),
         options=replace(spec.options, steps_per_epoch=None, rendezvous=None, workers="auto", worker_type="thread"),
         budget=options.memory,
     )

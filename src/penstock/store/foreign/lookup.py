@@ -50,12 +50,17 @@ def is_foreign(path: Path, *, alone: bool = False) -> bool:
 
     With `alone`, a dataset that has texts beside its tokens does not count: they may be meant.
     """
-    if pair_at(path) is not None or (path.suffix in _FLAT and path.is_file()):
+    if is_token_file(path):
         return True
     if not path.is_dir() or (files := saved_files(path)) is None or not files:
         return False
     schema = _schema_of(files[0])
     return schema is not None and columns_in_place(schema, {}) is not None and not (alone and has_texts(schema))
+
+
+def is_token_file(path: Path) -> bool:
+    """True if a path names files of Megatron, or a flat file of tokens."""
+    return pair_at(path) is not None or (path.suffix in _FLAT and path.is_file())
 
 
 def open_dataset(dataset: Any, **options: Unpack[ForeignOptions]) -> ForeignStore | None:

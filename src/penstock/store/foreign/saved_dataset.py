@@ -24,7 +24,8 @@ from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.store.foreign.base import ForeignOptions, check_ids, content_mark
 from penstock.store.shards import ShardStamp
 
-TOKEN_COLUMNS = ("input_ids", "tokens")
+TOKEN_COLUMNS = ("input_ids", "tokens", "input_ids.npy", "tokens.npy", "npy")
+"""Names of a column of tokens; those with an ending are members of WebDataset archives."""
 MASK_COLUMNS = ("loss_mask", "assistant_masks", "completion_mask")
 ATTENTION, LABELS = "attention_mask", "labels"
 STATE, INFO = "state.json", "dataset_info.json"
@@ -155,7 +156,7 @@ class ArrowTokens:
     def find(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
 
-    def batch(self, piece: int) -> pa.RecordBatch:
+    def batch(self, piece: int, *, mapped: bool = True) -> pa.RecordBatch:
         self.stamp.check()
         if self._unchecked[piece]:
             self._check(piece)
