@@ -17,7 +17,7 @@ import pytest
 from tests.brokers import Broker, KafkaBroker, NatsBroker, as_json, read_all
 from tests.servers import NatsServer, Proxy, RedisServer
 
-from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError, StoppedError
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
 from penstock.sources import KafkaSource, NatsSource, RedisStreamSource, open_source
@@ -258,11 +258,19 @@ def test_rows_of_a_log_without_an_end_leave_in_time(broker: Broker, monkeypatch:
     assert found == ROWS
 
 
-def test_a_stop_is_not_the_end(broker: Broker) -> None:
-    pipeline = Pipeline(broker.source(broker.new(), until=None), [], MemorySink())
-    pipeline.start()
-    pipeline.stop()
-    assert pipeline.sink is not None
+def test_a_stop_is_not_the_end_and_the_run_goes_on_later(broker: Broker, tmp_path: Path) -> None:
+    url, out = broker.new(), broker.new()
+    broker.put(url, as_json(ROWS[:10]))
+    for rows in (10, 30):
+        source = broker.source(url, until=None, max_wait_seconds=0.01)
+        pipeline = Pipeline(source, [], broker.sink(out)).start(tmp_path / "state")
+        while len(read_all(broker.source(out))) < rows:
+            pass
+        pipeline.stop()
+        with pytest.raises(StoppedError):
+            pipeline.wait()
+        broker.put(url, as_json(ROWS[10:]) if rows == 10 else [])
+    assert read_all(broker.source(out)) == ROWS
 
 
 @pytest.mark.parametrize("kind", [NatsServer, RedisServer])
