@@ -255,7 +255,10 @@ class _Client:
         user, _, hosts = hosts.rpartition("@")
         scheme = server.partition("://")[0]
         servers = [f"{scheme}://{user}@{host}" if user else f"{scheme}://{host}" for host in hosts.split(",")]
-        options = {"user_credentials": credentials} if credentials else {}
+        options = {}
+        if credentials:
+            require("nkeys", "nats")
+            options["user_credentials"] = credentials
         try:
             made._nats = nats.NATS()
             await made._nats.connect(

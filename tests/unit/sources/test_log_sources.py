@@ -65,6 +65,24 @@ def test_partitions_without_an_end_take_turns_and_resume_each_at_its_place(kafka
     assert sorted(row["id"] for row in found) == list(range(30))
 
 
+def test_a_partition_that_is_added_is_read_from_its_beginning_by_a_resumed_run(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = kafka_broker.new()
+    kafka_broker.put(url, as_json(ROWS[:5]), partition=0)
+    with monkeypatch.context() as before:
+        before.setattr("penstock.connections.kafka.KafkaLog.partitions", lambda _: [0])
+        first = KafkaSource(url, until=None, max_wait_seconds=0.05)
+        assert first.next_batch(5).num_rows == 5
+        state = first.state_dict()
+        first.close()
+    kafka_broker.put(url, as_json(ROWS[5:8]), partition=3)
+    again = KafkaSource(url, until=None, max_wait_seconds=0.05)
+    again.load_state_dict(state)
+    assert again.next_batch(3).to_pylist() == ROWS[5:8]
+    again.close()
+
+
 def test_metadata_becomes_columns(broker: Broker, full: str) -> None:
     names = ["partition", "offset", "key", "timestamp", "headers"]
     rows = read_all(broker.source(full, metadata=names))
@@ -322,6 +340,14 @@ def test_a_missing_package_is_named_with_its_extra(scheme: str, package: str, mo
     url = {"nats": "nats://h:1/s", "redis": "redis://h:1/0?stream=s", "kafka": "kafka://h:1/t"}[scheme]
     with pytest.raises(ModuleNotFoundError, match=rf"penstock\[{scheme}\]"):
         open_source(url).next_batch(1)
+
+
+def test_credentials_of_nats_need_a_package_that_the_extra_brings(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(ModuleNotFoundError, match=r"nkeys.*penstock\[nats\]"):
+        NatsSource(f"{nats_server.url}/s", credentials="user.creds").next_batch(1)
 
 
 def test_a_log_that_does_not_exist_is_named(broker: Broker, kafka_broker: KafkaBroker) -> None:
