@@ -404,6 +404,9 @@ def test_urls_that_name_no_log_are_refused() -> None:
         NatsSource("redis://h/0", "s")
     with pytest.raises(ConfigError, match="name one stream"):
         NatsSource("nats://h/a", "b")
+    with pytest.raises(ConfigError, match="alone"):
+        open_source(["nats://h/a", "b.jsonl"])
+    assert isinstance(open_source(["nats://h/a"]), NatsSource)
     assert isinstance(open_source("redis://:pw@h/0?stream=a", until=None), RedisStreamSource)
     assert "pw" not in repr(open_source("kafka://u:pw@h/t"))
     assert "token" not in repr(open_source("nats://token@h/t"))
