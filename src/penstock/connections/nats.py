@@ -79,14 +79,13 @@ class NatsLog:
                 break
             self._consumer = None  # idle for too long, or of a server that was restarted
         found = Messages(offset, caught_up)
-        for message in raw:
-            sequence, nanoseconds = _place(message)
-            found.offsets.append(sequence)
-            found.times.append(nanoseconds // 1_000_000)
-            found.values.append(message.data)
-            found.keys.append(message.subject.encode())
-            found.headers.append(message.headers)
         if raw:
+            places = [_place(message) for message in raw]
+            found.offsets = [sequence for sequence, _ in places]
+            found.times = [nanoseconds // 1_000_000 for _, nanoseconds in places]
+            found.values = [message.data for message in raw]
+            found.keys = [message.subject.encode() for message in raw]
+            found.headers = [message.headers for message in raw]
             found.following = self._next = found.offsets[-1] + 1
             if found.following - offset > len(raw) and (first := self.bounds(partition).first) > offset:
                 raise dropped(self, partition, offset, first)
@@ -256,7 +255,10 @@ class _Client:
         user, _, hosts = hosts.rpartition("@")
         scheme = server.partition("://")[0]
         servers = [f"{scheme}://{user}@{host}" if user else f"{scheme}://{host}" for host in hosts.split(",")]
-        options = {"user_credentials": credentials} if credentials else {}
+        options = {}
+        if credentials:
+            require("nkeys", "nats")
+            options["user_credentials"] = credentials
         try:
             made._nats = nats.NATS()
             await made._nats.connect(

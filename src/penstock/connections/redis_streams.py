@@ -22,25 +22,16 @@ from penstock.connections.logs import (
     made_again,
     message_id,
 )
+from penstock.connections.redis import connect_redis
 from penstock.errors import ConfigError
 
 SCHEMES = ("redis", "rediss")
 Answer = TypeVar("Answer")
-_CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
+_ANSWER_SECONDS = 30.0
 _SEQUENCE_BITS = 64
 _FIRST_BYTES = 1 << 10
 """Size of a message before any was seen."""
 _MOST_AT_ONCE = 10_000
-
-
-def connect(url: str) -> Any:
-    """A client of redis-py that answers with bytes. It connects when it is first used, and again after an error."""
-    redis = require("redis", "redis")
-    options = {"socket_connect_timeout": _CONNECT_SECONDS, "socket_timeout": _ANSWER_SECONDS, "protocol": 2}
-    try:
-        return redis.Redis.from_url(url, **options)
-    except ValueError as error:
-        raise ConfigError(f"{hidden(url)!r} is no address of Redis: {str(error).replace(url, hidden(url))}") from None
 
 
 class RedisLog:
@@ -216,7 +207,7 @@ class RedisLog:
     def _try(self, action: Callable[[Any], Answer]) -> Answer:
         errors = require("redis", "redis").exceptions
         if self._client is None:
-            self._client = connect(self._url)
+            self._client = connect_redis(self._url, answer_seconds=_ANSWER_SECONDS)
         try:
             return action(self._client)
         except (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError) as error:

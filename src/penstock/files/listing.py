@@ -91,9 +91,16 @@ def is_service(data: Any) -> bool:
     return scheme in DATABASE_SCHEMES or scheme in BROKER_SCHEMES
 
 
+def service_of(data: Any) -> str | None:
+    """The URL of a database or a broker, which may be alone in a list; None for anything else."""
+    if isinstance(data, (list, tuple)) and len(data) == 1:
+        (data,) = data
+    return data if is_service(data) else None
+
+
 def as_paths(data: Any) -> list[PathLike] | None:
     """One path, or a list of paths, as a list; None for anything else, such as the URL of a database."""
-    if is_service(data):
+    if service_of(data) is not None:
         return None
     if isinstance(data, (str, os.PathLike)):
         data = [data]

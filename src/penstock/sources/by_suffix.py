@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files.filesystems import local_or_none, shown
-from penstock.files.listing import PathLike, as_paths, is_service, list_files, split_suffix
+from penstock.files.listing import PathLike, as_paths, list_files, service_of, split_suffix
 from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
@@ -81,8 +81,8 @@ def open_source(data: Input, **options: Any) -> Source:
     a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts, a dict
     of columns, or an iterable of dicts.
     """
-    if is_service(data):
-        return open_service(data, **options)
+    if (url := service_of(data)) is not None:
+        return open_service(url, **options)
     paths = as_paths(data)
     given = as_input(data) if paths is None else lake_among(paths, **options) or paths
     if not isinstance(given, list):

@@ -15,7 +15,7 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.files.checksums import FileFingerprint, fingerprint_files
-from penstock.files.listing import PathLike, as_paths, is_service
+from penstock.files.listing import PathLike, as_paths, service_of
 from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
 from penstock.sources.lakes.lookup import lake_among
@@ -50,8 +50,8 @@ def as_input(data: Input) -> list[PathLike] | Any:
     """
     if (paths := as_paths(data)) is not None:
         return lake_among(paths) or paths
-    if is_service(data):
-        return open_service(data)
+    if (url := service_of(data)) is not None:
+        return open_service(url)
     if hasattr(data, "next_batch"):
         return data
     kind = kind_of(data)

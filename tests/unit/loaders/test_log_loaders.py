@@ -125,10 +125,13 @@ def test_a_poison_message_of_a_stream_is_named_or_left_out(broker: Broker) -> No
 
 
 @pytest.mark.parametrize("short", [True, False])
-def test_a_pipeline_file_names_logs_by_url(broker: Broker, tmp_path: Path, short: bool) -> None:
+def test_commands_and_pipeline_files_name_logs_by_url(broker: Broker, tmp_path: Path, short: bool) -> None:
     url, out = broker.new(), broker.new()
     broker.put(url, as_json(TEXTS))
     kind = "nats" if url.startswith("nats") else "redis_stream"
+    given = ["prepare", url, "--out", str(tmp_path / "a.store"), "--tokenizer", "byte", "--quiet"]
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
     file = tmp_path / "run.yaml"
     tree: dict[str, Any] = {"source": url, "sink": out}
     if not short:

@@ -17,7 +17,7 @@ import pytest
 from tests.brokers import Broker, KafkaBroker, NatsBroker, as_json, read_all
 from tests.servers import NatsServer, Proxy, RedisServer
 
-from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError, StoppedError
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
 from penstock.sources import KafkaSource, NatsSource, RedisStreamSource, open_source
@@ -63,6 +63,24 @@ def test_partitions_without_an_end_take_turns_and_resume_each_at_its_place(kafka
         found += again.next_batch(5).to_pylist()
     again.close()
     assert sorted(row["id"] for row in found) == list(range(30))
+
+
+def test_a_partition_that_is_added_is_read_from_its_beginning_by_a_resumed_run(
+    kafka_broker: KafkaBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = kafka_broker.new()
+    kafka_broker.put(url, as_json(ROWS[:5]), partition=0)
+    with monkeypatch.context() as before:
+        before.setattr("penstock.connections.kafka.KafkaLog.partitions", lambda _: [0])
+        first = KafkaSource(url, until=None, max_wait_seconds=0.05)
+        assert first.next_batch(5).num_rows == 5
+        state = first.state_dict()
+        first.close()
+    kafka_broker.put(url, as_json(ROWS[5:8]), partition=3)
+    again = KafkaSource(url, until=None, max_wait_seconds=0.05)
+    again.load_state_dict(state)
+    assert again.next_batch(3).to_pylist() == ROWS[5:8]
+    again.close()
 
 
 def test_metadata_becomes_columns(broker: Broker, full: str) -> None:
@@ -258,11 +276,19 @@ def test_rows_of_a_log_without_an_end_leave_in_time(broker: Broker, monkeypatch:
     assert found == ROWS
 
 
-def test_a_stop_is_not_the_end(broker: Broker) -> None:
-    pipeline = Pipeline(broker.source(broker.new(), until=None), [], MemorySink())
-    pipeline.start()
-    pipeline.stop()
-    assert pipeline.sink is not None
+def test_a_stop_is_not_the_end_and_the_run_goes_on_later(broker: Broker, tmp_path: Path) -> None:
+    url, out = broker.new(), broker.new()
+    broker.put(url, as_json(ROWS[:10]))
+    for rows in (10, 30):
+        source = broker.source(url, until=None, max_wait_seconds=0.01)
+        pipeline = Pipeline(source, [], broker.sink(out)).start(tmp_path / "state")
+        while len(read_all(broker.source(out))) < rows:
+            pass
+        pipeline.stop()
+        with pytest.raises(StoppedError):
+            pipeline.wait()
+        broker.put(url, as_json(ROWS[10:]) if rows == 10 else [])
+    assert read_all(broker.source(out)) == ROWS
 
 
 @pytest.mark.parametrize("kind", [NatsServer, RedisServer])
@@ -314,6 +340,14 @@ def test_a_missing_package_is_named_with_its_extra(scheme: str, package: str, mo
     url = {"nats": "nats://h:1/s", "redis": "redis://h:1/0?stream=s", "kafka": "kafka://h:1/t"}[scheme]
     with pytest.raises(ModuleNotFoundError, match=rf"penstock\[{scheme}\]"):
         open_source(url).next_batch(1)
+
+
+def test_credentials_of_nats_need_a_package_that_the_extra_brings(
+    nats_server: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(ModuleNotFoundError, match=r"nkeys.*penstock\[nats\]"):
+        NatsSource(f"{nats_server.url}/s", credentials="user.creds").next_batch(1)
 
 
 def test_a_log_that_does_not_exist_is_named(broker: Broker, kafka_broker: KafkaBroker) -> None:
@@ -370,6 +404,9 @@ def test_urls_that_name_no_log_are_refused() -> None:
         NatsSource("redis://h/0", "s")
     with pytest.raises(ConfigError, match="name one stream"):
         NatsSource("nats://h/a", "b")
+    with pytest.raises(ConfigError, match="alone"):
+        open_source(["nats://h/a", "b.jsonl"])
+    assert isinstance(open_source(["nats://h/a"]), NatsSource)
     assert isinstance(open_source("redis://:pw@h/0?stream=a", until=None), RedisStreamSource)
     assert "pw" not in repr(open_source("kafka://u:pw@h/t"))
     assert "token" not in repr(open_source("nats://token@h/t"))

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -214,6 +215,8 @@ class LogSource(Source):
         if state["positions"] is not None:
             self._identity = state["identity"]
             self._ends = ends if state["ends"] is not None else None
+            if self._ends is None:
+                given = self._first_of_new_partitions() | given
             self._open(given)
 
     def __repr__(self) -> str:
@@ -276,6 +279,14 @@ class LogSource(Source):
             self._open({number: LogPosition(start) for number, (start, _) in bounds.items()})
         assert self._readers is not None
         return self._readers
+
+    def _first_of_new_partitions(self) -> dict[int, LogPosition]:
+        """Beginnings of all partitions: one that was added since a state was saved is read from its first message."""
+        retries, found = self._retrying(), {}
+        for number in self._log_partitions():
+            bounds = retries(partial(self._log.bounds, number))
+            found[number] = LogPosition(bounds.first)
+        return found
 
     def _open(self, positions: Mapping[int, LogPosition]) -> None:
         retries = self._retrying()
