@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from tests.buckets import download, names_in
-from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
+from tests.servers import ACCESS_KEY, SECRET_KEY, Proxy, S3Server, environment_of
 from typer.testing import CliRunner
 
 import penstock.files.object_lock as object_lock
@@ -131,11 +133,12 @@ def test_a_slow_network_with_resets_changes_no_byte(
     table = pa.table({"n": range(300_000), "x": [str(number) * 4 for number in range(300_000)]})
     sink = {"compression": "none", "row_group_bytes": "1 MiB"}
     Pipeline(MemorySource(table), [], ParquetSink(tmp_path / "out.parquet", **sink)).run()
-    with Proxy(s3.port, latency_seconds=0.01, reset_after=3 << 20) as proxy:
-        proxy.resets = 3
+    with Proxy(s3.port, latency_seconds=0.01, reset_after=900) as proxy:
+        proxy.resets = 5
         for name, value in environment_of(proxy.endpoint).items():
             monkeypatch.setenv(name, value)
-        Pipeline(MemorySource(table), [], ParquetSink(f"{s3_url}/out.parquet", **sink)).run()
+        Pipeline(MemorySource(table), [], ParquetSink(f"{s3_url}/out.parquet", **sink)).run(f"{s3_url}/kept")
+        assert proxy.resets_done >= 3
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     copy = download(s3_url, tmp_path / "copy")
@@ -225,7 +228,14 @@ def test_a_store_is_prepared_in_a_bucket_and_found_there(s3_url: str, tmp_path: 
     assert [name for name in names_in(s3_url) if name.startswith(".")] == []
     with pytest.raises(ConfigError, match="another input or recipe"):
         prepare(rows_file, url, Recipe(tokenizer="byte"))
-    assert prepare(rows_file, url, Recipe(tokenizer="byte"), mode="overwrite").manifest.version == 2
+    words = ["prepare", str(rows_file), "--tokenizer", "byte", "--out", url, "--mode", "overwrite", "--json"]
+    for command in (words, ["versions", url, "--json"], ["versions", url, "--checkout", "1"], ["info", url, "--json"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    facts = json.loads(result.output)
+    assert (facts["version"], facts["rows"], len(facts["versions"])) == (1, made.manifest.rows, 2)
+    with pytest.raises(ConfigError, match="omit cache"):
+        prepare(rows_file, url, recipe, cache=f"{s3_url}/cache")
 
 
 def test_no_secret_is_written_anywhere(
@@ -297,3 +307,79 @@ def test_buckets_and_keys_that_do_not_work_are_named_before_any_work(
     monkeypatch.setattr(objects, "RETRY_SECONDS", 0.3)
     with pytest.raises(StageError, match=r"'s3://pen/.*no whole answer within 0.3 s"):
         runs(f"{s3_url}/o.jsonl", None)
+
+
+def test_a_preparation_that_has_seen_keys_is_resumed_where_it_began(
+    s3_url: str, rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, recipe = f"{s3_url}/x.store", Recipe(tokenizer="byte", dedup=["exact"])
+    whole = prepare(rows_file, tmp_path / "x.store", recipe)
+
+    def dies(sink: Any) -> None:
+        raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.sinks.StoreSink.flush", dies)
+        with pytest.raises(StageError, match="the machine is gone"):
+            prepare(rows_file, url, recipe, config=EVERY)
+    assert [name for name in names_in(s3_url) if name.startswith(".x.store.preparing/")]
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+        with pytest.raises(ResumeError, match=r"\.x\.store\.preparing"):
+            prepare(rows_file, url, recipe, config=EVERY)
+    made = prepare(rows_file, url, recipe, config=EVERY)
+    assert made.report is not None
+    assert made.report.resumed
+    assert made.manifest.shards == whole.manifest.shards
+
+
+class TwoUsers(S3Server):
+    """A server with a second user, who may only read."""
+
+    def command(self) -> list[str]:
+        users = {
+            "admin": (ACCESS_KEY, SECRET_KEY, ["Admin", "Read", "Write", "List", "Tagging"]),
+            "reader": ("reader", "reader-secret", ["Read", "List"]),
+        }
+        identities = [
+            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+            for name, (key, secret, actions) in users.items()
+        ]
+        (self.directory / "users.json").write_text(json.dumps({"identities": identities}))
+        return [*super().command(), f"-s3.config={self.directory / 'users.json'}"]
+
+    def uploads(self) -> list[str]:
+        """Uploads in parts that are neither completed nor aborted."""
+        address = f"http://127.0.0.1:{self.ports[6]}/buckets/pen/.uploads/"
+        request = urllib.request.Request(address, headers={"Accept": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return [entry["FullPath"] for entry in json.load(answer)["Entries"] or []]
+
+
+def test_failed_runs_abort_their_uploads_and_readers_cannot_begin_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(RowsSource):
+        def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+            if self.state_dict()["row"]:
+                raise RuntimeError("the source is gone")
+            return super().next_batch(max_rows)
+
+    rows = [{"text": os.urandom(500_000).hex()} for _ in range(12)]
+    with TwoUsers() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        sink = JsonlSink(f"{server.url}/a/o.jsonl")
+        writer = open_bucket(f"{server.url}/a")[0].writer("a/x")
+        writer.write(bytes(12 << 20))
+        assert len(server.uploads()) == 1
+        writer.abort()
+        with pytest.raises(StageError, match="the source is gone"):
+            Pipeline(Failing(rows, batch_rows=12), [], sink, EVERY).run()
+        assert server.uploads() == []
+        assert names_in(f"{server.url}/a") == []
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "reader-secret")
+        for kept in (None, f"{server.url}/kept"):
+            with pytest.raises(PermissionError, match="may not be used with these credentials: AccessDenied"):
+                Pipeline(RowsSource(ROWS), [], JsonlSink(f"{server.url}/a/o.jsonl"), EVERY).run(kept)
+        with pytest.raises(PermissionError, match="may not be used with these credentials: AccessDenied"):
+            Pipeline(RowsSource(ROWS), [], StoreSink(f"{server.url}/a/o.store", tokens=None), EVERY).run()

@@ -258,9 +258,12 @@ class _Client:
         servers = [f"{scheme}://{user}@{host}" if user else f"{scheme}://{host}" for host in hosts.split(",")]
         options = {"user_credentials": credentials} if credentials else {}
         try:
-            made._nats = await nats.connect(
+            made._nats = nats.NATS()
+            await made._nats.connect(
                 servers,
                 allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.05,
                 connect_timeout=5,
                 error_cb=made._on_error,
                 closed_cb=made._on_closed,
@@ -273,6 +276,7 @@ class _Client:
             await made._nats.subscribe(f"{made._inbox}.ack", cb=made._on_ack)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             told = str(error) or type(error).__name__
+            await made.close()
             if "uthorization" in told or "uthentication" in told:
                 raise PermissionError(f"{name}: the server refuses the credentials ({told}); check them") from None
             raise ConnectionError(f"{name} cannot be reached: {told}") from None
@@ -324,9 +328,11 @@ class _Client:
 
     async def close(self) -> None:
         self.lost = True
-        if self._nats is not None:
+        with contextlib.suppress(Exception):
+            await self._nats.close()
+        if (transport := getattr(self._nats, "_transport", None)) is not None:  # of a connection that was refused
             with contextlib.suppress(Exception):
-                await self._nats.close()
+                transport.close()
 
     async def _on_message(self, message: Any) -> None:
         if not message.reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -121,7 +122,7 @@ class RedisLog:
             if isinstance(answer, redis.exceptions.ResponseError) and "equal or smaller" in str(answer):
                 refused.append(at)
             elif isinstance(answer, Exception):
-                self._try(lambda _, answer=answer: _raise(answer))
+                self._try(partial(_raise, answer))
         for at in refused:  # it is there already, or somebody else has appended
             key, name = self.streams[messages.partitions[at]], f"{messages.run}-{messages.numbers[at]}"
             there = self._call("XRANGE", key, name, name)
@@ -235,5 +236,5 @@ def _number(name: bytes) -> int:
     return int(milliseconds) << _SEQUENCE_BITS | int(sequence)
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: Exception, _: Any) -> None:
     raise error

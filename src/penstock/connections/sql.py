@@ -16,11 +16,11 @@ import importlib
 import re
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, TracebackType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import parse_qsl, quote, unquote
 
 import pyarrow as pa
@@ -31,6 +31,8 @@ from penstock.files.filesystems import scheme_of
 
 _OWN_OPTIONS = ("table", "query", "key", "columns", "mode")
 """Options of a URL that are penstock's, not the driver's."""
+_CONNECT_SECONDS = 30
+"""Longest wait for a server that does not answer; libpq waits for ever."""
 _LOGIN = re.compile(
     r"password authentication failed|no password supplied|role .* does not exist|pg_hba|authentication|permission"
 )
@@ -132,8 +134,9 @@ class Database:
             return SqlConnection(self, self._open(dbapi, autocommit))
 
     def _open(self, dbapi: Any, autocommit: bool) -> Any:
-        if self.dialect is DUCKDB and self.file:
-            return _open_duckdb(dbapi, str(Path(self.file).resolve()), autocommit)
+        if self.dialect is DUCKDB and (file := self.file):
+            path = str(Path(file).resolve())
+            return _Instance.of(path).open(lambda: dbapi.connect(path, autocommit=autocommit), autocommit=autocommit)
         if self.dialect is SQLITE:
             return dbapi.connect(self.file or ":memory:", autocommit=autocommit)
         uri = self._url
@@ -141,7 +144,12 @@ class Database:
             uri = uri.partition("://")[2]
         if self.dialect.name == "BigQuery":
             return dbapi.connect(db_kwargs=self._options, autocommit=autocommit)
-        return dbapi.connect(uri, db_kwargs=self._options or None, autocommit=autocommit)
+        if self.dialect is POSTGRESQL and "connect_timeout=" not in uri:
+            uri += f"{'&' if '?' in uri else '?'}connect_timeout={_CONNECT_SECONDS}"
+        instance = _Instance.of(repr((uri, sorted(self._options.items()))))
+        return instance.open(
+            lambda: dbapi.connect(uri, db_kwargs=self._options or None, autocommit=autocommit), autocommit=autocommit
+        )
 
     @contextlib.contextmanager
     def naming(self, row: int | None = None) -> Iterator[None]:
@@ -277,21 +285,40 @@ def _driver(dialect: SqlDialect) -> ModuleType:
         ) from None
 
 
-_INSTANCES: dict[str, list[Any]] = {}
-"""Open connections to each file of DuckDB: two instances of a file in one process would destroy it."""
-_OPENS = threading.Lock()
+class _Instance:
+    """Open connections to one database, of which others are made.
 
+    Two instances of a DuckDB file in one process would destroy it, and a new one of PostgreSQL's driver asks the server
+    for all of its types.
+    """
 
-def _open_duckdb(dbapi: Any, file: str, autocommit: bool) -> Any:
-    with _OPENS:
-        there = _INSTANCES.setdefault(file, [])
-        if there:
-            raw = there[0].adbc_clone()
-            raw.adbc_connection.set_autocommit(autocommit)
-        else:
-            raw = dbapi.connect(file, autocommit=autocommit)
-        there.append(raw)
-        return raw
+    _all: ClassVar[dict[str, _Instance]] = {}
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._raws: list[Any] = []
+
+    @classmethod
+    def of(cls, name: str) -> _Instance:
+        return cls._all.setdefault(name, cls())
+
+    def open(self, connect: Callable[[], Any], *, autocommit: bool) -> Any:
+        with self._lock:
+            if self._raws:
+                raw = self._raws[0].adbc_clone()
+                if autocommit:
+                    raw.adbc_connection.set_autocommit(True)
+            else:
+                raw = connect()
+            self._raws.append(raw)
+            return raw
+
+    @classmethod
+    def forget(cls, raw: Any) -> None:
+        for instance in [*cls._all.values()]:
+            with instance._lock:
+                if raw in instance._raws:
+                    instance._raws.remove(raw)
 
 
 def _end_result(cursors: list[Any]) -> None:
@@ -305,10 +332,7 @@ def _end_result(cursors: list[Any]) -> None:
 
 def _close(raw: Any, cursors: list[Any]) -> None:
     _end_result(cursors)
-    with _OPENS:
-        for there in _INSTANCES.values():
-            if raw in there:
-                there.remove(raw)
+    _Instance.forget(raw)
     with contextlib.suppress(Exception):
         raw.close()
 

@@ -31,7 +31,7 @@ from penstock.pipeline import Pipeline, PipelineConfig, Report
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.pipeline.config import OnError
-from penstock.pipeline.stages import Stateful
+from penstock.pipeline.stages import Remembering, Stateful
 from penstock.sinks import StoreSink
 from penstock.sources import IteratorSource, StoreSource
 from penstock.sources.by_suffix import SourceFiles
@@ -347,6 +347,15 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     if not job.work.has(checkpoint):
         # A checkpoint of another input or recipe cannot be resumed, since this run writes to the same place.
         job.discard_checkpoint()
+    elif (
+        not job.work.seen.exists()
+        and any(isinstance(transform, Remembering) for transform in steps.transforms)
+        and load_checkpoint(checkpoint) is not None
+    ):
+        raise ResumeError(
+            f"the preparation of {job.shown} was begun on another machine, where the keys are that dedup has seen (in "
+            f"{job.work.seen}); run it there, or delete {job.work.shown}/ to start again"
+        )
     options = {"mode": job.mode, "tokens": steps.tokens, "mask": steps.mask, "lineage": lineage}
     sink = _CheckedSink(job.out, check=job.inputs.check, **options)
     before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
@@ -475,7 +484,7 @@ def bad_rows_of(store: Store) -> dict[str, int]:
 def _record(store: Store, what: str) -> dict[str, int] | None:
     """Numbers by reason that were written when a store was prepared; None if there is no record."""
     try:
-        losses = orjson.loads((store.path / LOSSES_NAME).read_bytes())
+        losses = orjson.loads(store.home.read(LOSSES_NAME))
         known = losses["key"] is not None and losses["key"] == store.manifest.key
         return {str(reason): int(number) for reason, number in losses[what].items()} if known else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

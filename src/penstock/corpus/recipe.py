@@ -52,7 +52,8 @@ from penstock.sources import (
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.file_source import check_columns
 from penstock.sources.inputs import Input, as_input
-from penstock.sources.lake_source import LakeSource
+from penstock.sources.lakes.base import LakeSource
+from penstock.sources.logs.base import LogSource
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
@@ -382,7 +383,7 @@ class OpenedRecipe:
         recipe, source = self.recipe, self.given
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
-        if isinstance(source, MemorySource | IteratorSource):
+        if isinstance(source, MemorySource | IteratorSource | LogSource):
             there = source.column_names()
             if not there or source.size_hint() == 0:
                 raise DataError("there are no rows in the input", file=repr(source))

@@ -80,21 +80,28 @@ DATABASE_SCHEMES = frozenset(
 )
 
 
-def is_database(data: Any) -> bool:
-    """True for the URL of a database, which is not a path."""
-    return isinstance(data, str) and data.partition("://")[0].lower() in DATABASE_SCHEMES and "://" in data
+BROKER_SCHEMES = frozenset({"nats", "redis", "rediss", "kafka"})
+
+
+def is_service(data: Any) -> bool:
+    """True for the URL of a database or a broker, which is not a path."""
+    if not isinstance(data, str) or "://" not in data:
+        return False
+    scheme = data.partition("://")[0].lower()
+    return scheme in DATABASE_SCHEMES or scheme in BROKER_SCHEMES
 
 
 def as_paths(data: Any) -> list[PathLike] | None:
     """One path, or a list of paths, as a list; None for anything else, such as the URL of a database."""
-    if is_database(data):
+    if is_service(data):
         return None
     if isinstance(data, (str, os.PathLike)):
         data = [data]
     if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
         for item in data:
-            if is_database(item):
-                raise ConfigError(f"{str(item).partition('://')[0]}:// is a database, and a database is opened alone")
+            if is_service(item):
+                scheme = str(item).partition("://")[0]
+                raise ConfigError(f"{scheme}:// is a database or a broker, which is opened alone, not in a list")
             _refuse_text(str(item))
         return data if isinstance(data, list) else [*data]
     return None

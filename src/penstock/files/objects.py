@@ -323,15 +323,25 @@ class Bucket:
             options["range"] = {"offset": start}
         return self._ask(key, lambda: obstore.get(self._store, key, options=options).bytes(), pinned=etag is not None)
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Any]:
-        """Several ranges, with requests at the same time; near ones are fetched together. Whole, or an error."""
+    def read_ranges(
+        self,
+        key: str,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        etag: str | None = None,
+        together_bytes: int = _TOGETHER_BYTES,
+    ) -> list[Any]:
+        """Several ranges, with requests at the same time. Whole, or an error.
+
+        Those that are less than `together_bytes` apart are one request, with what lies between them.
+        """
         import obstore
 
         wanted = [(start, stop) for start, stop in ranges if stop > start]
         starts, ends = [start for start, _ in wanted], [stop for _, stop in wanted]
 
         def ask() -> list[Any]:
-            return list(obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=_TOGETHER_BYTES))
+            return list(obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=together_bytes))
 
         found = iter(self._ask(key, ask, pinned=etag is not None) if wanted else [])
         buffers = [next(found) if stop > start else b"" for start, stop in ranges]
@@ -458,6 +468,8 @@ class Bucket:
             ) from None
         if not isinstance(error, known.BaseError):
             raise error
+        if status == "507":
+            raise OSError(f"{where!r} cannot be written: the store is full ({_said(error)}); make room there") from None
         permanent = status is not None and status[0] in "34" and status not in _LATER
         if (
             permanent
@@ -488,6 +500,7 @@ class ObjectWriter:
         self._waiting = bytearray()
         """What may still become an object in one request."""
         self._written = 0
+        self._before: ObjectInfo | None = None
         self.closed = self.discarding = False
 
     @property
@@ -536,6 +549,7 @@ class ObjectWriter:
         self._upload = obstore.open_writer(
             self._bucket.patient, self.key, buffer_size=self._part_bytes, max_concurrency=self._MOST_ON_THE_WAY
         )
+        self._before = self._bucket.info(self.key)
         waiting, self._waiting = self._waiting, bytearray()
         self._send(memoryview(waiting))
 
@@ -550,10 +564,27 @@ class ObjectWriter:
         if self._upload is None:
             self._bucket.write(self.key, bytes(self._waiting))
         else:
-            with self._naming():
-                self._upload.close()
+            try:
+                with self._naming():
+                    self._upload.close()
+            except (OSError, FileNotFoundError):
+                if not self._appeared():
+                    raise
         self.closed = True
         self._waiting.clear()
+
+    def _appeared(self) -> bool:
+        """True if the object is there although its upload ended with an error: the answer to the last request got
+        lost, and the store knows no such upload when it is asked again."""
+        try:
+            found = self._bucket.info(self.key)
+        except OSError:
+            return False
+        return (
+            found is not None
+            and found.size == self._written
+            and (self._before is None or found.etag != self._before.etag)
+        )
 
     def abort(self) -> None:
         """Give the upload up; after `commit()`, do nothing."""

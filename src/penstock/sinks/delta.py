@@ -99,7 +99,7 @@ class DeltaSink(Sink):
 
     def fit_budget(self, nbytes: int) -> None:
         # A row group is in memory as rows, sorted by partition, and encoded.
-        self._row_group_bytes = min(16 << 20, max(1 << 16, nbytes // (32 if self._partition_by else 16)))
+        self._row_group_bytes = min(16 << 20, max(1 << 16, nbytes // 32))
 
     def consume(self, batch: pa.RecordBatch) -> None:
         if self._published:

@@ -28,7 +28,7 @@ from penstock.files.checksums import (
 )
 from penstock.files.compression import open_output
 from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, is_database, split_suffix
+from penstock.files.listing import PathLike, is_service, split_suffix
 from penstock.files.objects import is_object_url, name_of
 from penstock.files.parquet_footer import MAGIC, join_footers, split_file
 from penstock.memory.budget import column_bytes, parse_bytes
@@ -39,8 +39,7 @@ from penstock.pipeline.stages import Sink
 from penstock.plugins import formats
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.file_sink import FileSink, Writer
-from penstock.sinks.logs import open_log
-from penstock.sinks.sql import SqlSink
+from penstock.sinks.services import open_service
 from penstock.types import to_rows
 
 _MOST_GROUPS = 8
@@ -510,10 +509,8 @@ def open_sink(path: PathLike, **options: Any) -> Sink:
     `postgresql://host/name?table=documents` is a `SqlSink`, `nats://host/STREAM` a `NatsSink`; the path of a Delta
     table that exists is a `DeltaSink`.
     """
-    if is_database(path):
-        return SqlSink(path, **options)  # type: ignore[arg-type]
-    if (messages := open_log(path, **options)) is not None:
-        return messages  # type: ignore[no-any-return]
+    if is_service(path):
+        return open_service(str(path), **options)
     suffix = split_suffix(name_of(path))[0]
     if not suffix and _is_table(path):
         return DeltaSink(path, **options)

@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files.filesystems import local_or_none, shown
-from penstock.files.listing import PathLike, as_paths, is_database, list_files, split_suffix
+from penstock.files.listing import PathLike, as_paths, is_service, list_files, split_suffix
 from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
@@ -25,10 +25,10 @@ from penstock.sources.foreign.token_files import TokenFileSource
 from penstock.sources.foreign.webdataset import WebDatasetSource
 from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
-from penstock.sources.lakes import lake_among
+from penstock.sources.lakes.lookup import lake_among
 from penstock.sources.record_source import RecordSource
 from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, data_files, has_mapping
-from penstock.sources.sql import SqlSource
+from penstock.sources.services import open_service
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.foreign.lookup import is_token_file
@@ -75,13 +75,14 @@ def open_source(data: Input, **options: Any) -> Source:
     Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
     and scripts, files that no source reads, text beside at least as many bytes of one structured format, and formats
     with less than a tenth of the bytes. Without such a format it is an error. The directory of a token store is a
-    `StoreSource`, that of a Delta or Iceberg table (`lake/chats`, `lake/chats@v12`) a `DeltaSource` or `IcebergSource`,
-    the URL of a database (`postgresql://host/name?table=documents&key=id`) a `SqlSource`, which takes the options.
-    Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset,
-    a list of dicts, a dict of columns, or an iterable of dicts.
+    `StoreSource`, that of a Delta or Iceberg table (`lake/chats`, `lake/chats@v12`) a `DeltaSource` or `IcebergSource`;
+    the URL of a database (`postgresql://host/name?table=documents&key=id`) or of a broker (`nats://host/STREAM`,
+    `redis://host/0?stream=NAME`, `kafka://host/TOPIC`) is its source, which takes the options. Other data is a source,
+    a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts, a dict
+    of columns, or an iterable of dicts.
     """
-    if is_database(data):
-        return SqlSource(data, **options)
+    if is_service(data):
+        return open_service(data, **options)
     paths = as_paths(data)
     given = as_input(data) if paths is None else lake_among(paths, **options) or paths
     if not isinstance(given, list):

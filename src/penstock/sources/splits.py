@@ -9,7 +9,8 @@ Lines (text, JSON Lines) are cut by bytes: a line belongs to the split in which 
 between row groups, Arrow files between record batches, a token store between any two rows of a shard. A compressed
 file, and one whose records cannot be found from the middle (CSV, JSON), is one split; it is still read piece by
 piece. Of Parquet and Arrow files the footers are read, of all others nothing but their sizes. Tables in memory are cut
-between any two rows; a source that can only be read from its beginning on is one split.
+between any two rows, logs of messages between partitions; a source that can only be read from its beginning on is one
+split.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from penstock.sources.blocks import BlockPosition, BlockReader, RecordSpans
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.file_source import FileSource, OpenedFile
 from penstock.sources.jsonl import JsonlSource
+from penstock.sources.logs.base import LogSource, OpenedPartition
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.sql import RangedRows, SqlSource
@@ -116,6 +118,8 @@ def input_files(source: Any) -> list[tuple[str, int]]:
         return [(_IN_MEMORY, source.nbytes)]
     if isinstance(source, SqlSource) and source.has_key:
         return [(source.name, max(1, source.nbytes))]
+    if isinstance(source, LogSource):
+        return [(source.partition_name(index), 1) for index in range(source.partition_count)]  # sizes are not known
     if not isinstance(source, RecordSource | FileSource):
         return [(repr(source), 1)]  # its size is not known
     return [(str(path), path.stat().st_size) for path in source.files]
@@ -141,7 +145,7 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
         each = max(1, source.nbytes // max(1, bounds.rows))
         return [InputSplit(0, low, high, (high - low) * each) for low, high in pairwise(ends)]
     if not has_files(source):
-        return [InputSplit(0, 0, None, 1)]
+        return [InputSplit(number, 0, None, size) for number, (_, size) in enumerate(files)]
     numbers = [number for number, (_, size) in enumerate(files) if size]
     if isinstance(source, ParquetSource | ArrowSource):
         groups = _row_groups if isinstance(source, ParquetSource) else _record_batches
@@ -158,6 +162,8 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
 
 def open_split(source: Any, split: InputSplit, at: int = 0) -> SplitReader:
     """A reader of one split, from `at` on: an earlier `SplitReader.at`."""
+    if isinstance(source, LogSource):
+        return _LogReader(source, split, at)
     return _LineReader(source, split, at) if isinstance(source, RecordSource) else _RowReader(source, split, at)
 
 
@@ -430,6 +436,42 @@ class _RowReader:
         if not isinstance(self._source, FileSource):
             return error
         return self._source._damaged(error, self._source.files[self._split.file], row)
+
+
+class _LogReader:
+    """Messages of one partition of a log. Places are offsets; `at` is the next offset plus 1."""
+
+    by_bytes = False
+
+    def __init__(self, source: LogSource, split: InputSplit, at: int) -> None:
+        self._source, self._split, self._at = source, split, at
+        self._opened: OpenedPartition | None = None
+
+    @property
+    def at(self) -> int:
+        return self._at
+
+    def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
+        if self._opened is None:
+            self._opened = self._source.open_partition(self._split.file, self._at)
+        messages = self._opened.take(max_records, max_bytes)
+        if not len(messages):
+            self.close()
+            return None
+        self._at = messages.following + 1
+        return RecordRun(messages, len(messages), max(1, messages.nbytes), self._opened.place(messages.offsets[0]))
+
+    def decode(self, cut: RecordRun) -> SplitRows:
+        assert self._opened is not None
+        return SplitRows(*self._opened.decode(cut.data))
+
+    def skip_bad(self) -> str:
+        raise NotImplementedError("bad messages are found when they are decoded")
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
 
 def _open_rows(source: Any, number: int) -> OpenedFile:

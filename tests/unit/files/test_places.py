@@ -155,7 +155,7 @@ HF = "hf://datasets/a/b"
     [
         ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", HF],
         ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", "o", "--quarantine", HF],
-        ["info", URL],
+        ["info", HF],
         ["versions", HF],
         ["run", "run.yaml", "--checkpoint", HF],
         ["run", "run.yaml", "--checkpoint", HF, "--dry-run"],

@@ -23,7 +23,7 @@ from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import MemorySource, StoreSource, TokenFileSource, open_source
 from penstock.sources.file_source import FileSource
 from penstock.sources.inputs import Input, shown_input
-from penstock.sources.lake_source import LakeSource
+from penstock.sources.lakes.base import LakeSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, has_files, input_files, split_input
 from penstock.store.foreign.saved_dataset import token_column

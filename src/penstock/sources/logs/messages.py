@@ -29,6 +29,8 @@ METADATA: dict[str, pa.DataType] = {
 }
 _COLUMNS = {"text": pa.field("text", pa.string()), "bytes": pa.field("value", pa.binary())}
 _SHOWN_BYTES = 80
+_MIXED = "pass mixed='json' to keep the field as JSON text, or schema="
+"""Advice of the reader of files, which messages have no option for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class MessageDecoder:
         for column in self.metadata.values():
             if column in values.names:
                 raise ConfigError(
-                    f"{self._log.name}: the messages have a field {column!r}; name the metadata column otherwise, as in "
+                    f"{self._log.name}: the messages have a field {column!r}; give the column another name, as in "
                     f"metadata={{{next(iter(self.metadata))!r}: '_{column}'}}"
                 )
         own = [pa.field(name, self._kind(what)) for what, name in self.metadata.items()]
@@ -108,7 +110,8 @@ class MessageDecoder:
             try:
                 found = self._json.learn([value for value in messages.values if value])
             except SchemaError as error:
-                raise SchemaError(f"{self._log.name}, among the first {len(messages)} messages: {error}") from error
+                told = str(error).replace(_MIXED, "or pass schema=").removeprefix("messages, ")
+                raise SchemaError(f"{self._log.name}, first messages, {told}") from error
         else:
             found = pa.schema([])
             for value in messages.values:
