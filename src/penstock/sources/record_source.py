@@ -216,7 +216,7 @@ class RecordSource(Source):
         """Smaller pieces to scan, and fewer buffers to keep, if there is less memory."""
         self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 32))
         self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
-        self.read_ahead_bytes = window_for(nbytes)
+        self.read_ahead_bytes = window_for(2 * nbytes)
 
     def memory_usage(self) -> int:
         reader, pending = self._reader, self._pending

@@ -26,6 +26,8 @@ WINDOW_BYTES = 32 << 20
 _LEAST_WINDOW, _MOST_WINDOW = 1 << 18, 64 << 20
 _SHARE = 8
 """Part of a memory budget that is read ahead: one in so many."""
+_PARTS = 4
+"""Requests for a window at the same time: few large ones, since servers read whole blocks."""
 _LEAST_PART, _FIRST_PART, _MOST_PART = 1 << 16, 1 << 18, 8 << 20
 _TOGETHER_BYTES = 1 << 16
 _MOST_REQUESTS = 32
@@ -48,7 +50,7 @@ def window_for(budget_bytes: int) -> int:
 
 def _part_of(window_bytes: int) -> int:
     """Bytes of a request where so many are requested ahead: a power of two."""
-    return 1 << (max(_LEAST_PART, min(_MOST_PART, window_bytes // _SHARE)).bit_length() - 1)
+    return 1 << (max(_LEAST_PART, min(_MOST_PART, window_bytes // _PARTS)).bit_length() - 1)
 
 
 class _Lane:
