@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+import pyarrow as pa
 import xxhash
 
 from penstock._suggest import did_you_mean
@@ -29,8 +30,10 @@ from penstock.sinks.mds import MdsSink
 from penstock.sinks.megatron import MegatronSink
 from penstock.sources import StoreSource, TokenFileSource, open_source
 from penstock.sources.file_source import FileSource
+from penstock.sources.foreign.mds import MdsSource
 from penstock.sources.foreign.mds_index import is_mds, read_index
 from penstock.sources.inputs import Input, as_input, fingerprints_of
+from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import MemorySource
 from penstock.store import Lineage, is_complete
 from penstock.store.foreign.base import ForeignOptions
@@ -164,14 +167,34 @@ def token_rows(data: Any, *, alone: bool) -> Source | None:
     given = as_paths(data)
     if alone and given is not None and not any(map(_may_hold_tokens, given)):
         return None
-    source = open_source(given) if given is not None else as_input(data)
-    if isinstance(source, FileSource):
-        schema = source._file_schema(source.files[0]) if source.files else source.schema
-    elif isinstance(source, MemorySource):
-        schema = source.schema
-    else:
+    source: Any = open_source(given) if given is not None else as_input(data)
+    schema = _first_schema(source, json=not alone)
+    if schema is None:
         return None
+    if isinstance(source, MdsSource) and not alone:
+        _refuse_bytes(schema, source)
     return None if token_column(schema) is None or (alone and has_texts(schema)) else source
+
+
+def _first_schema(source: Any, *, json: bool) -> pa.Schema | None:
+    """Columns of the first file, or of rows in memory; of JSON Lines only if they may be tokens, since all are read."""
+    if isinstance(source, FileSource):
+        return source._file_schema(source.files[0])
+    if isinstance(source, JsonlSource) and json:
+        names = source.first_columns()
+        source.close()
+        return source.schema if {*TOKEN_COLUMNS} & {*names} else None
+    return source.schema if isinstance(source, MemorySource) else None
+
+
+def _refuse_bytes(schema: pa.Schema, source: MdsSource) -> None:
+    for name in TOKEN_COLUMNS:
+        if name in schema.names and pa.types.is_binary(schema.field(name).type):
+            raise ConfigError(
+                f"the column {name!r} of {source!r} holds bytes, and nothing says of which type its tokens are; make a "
+                "store with `penstock convert FOLDER OUT --to store --dtype int64` (int64 is usual for shards of LLM "
+                "Foundry)"
+            )
 
 
 def _may_hold_tokens(path: PathLike) -> bool:

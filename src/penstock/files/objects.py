@@ -323,15 +323,25 @@ class Bucket:
             options["range"] = {"offset": start}
         return self._ask(key, lambda: obstore.get(self._store, key, options=options).bytes(), pinned=etag is not None)
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Any]:
-        """Several ranges, with requests at the same time; near ones are fetched together. Whole, or an error."""
+    def read_ranges(
+        self,
+        key: str,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        etag: str | None = None,
+        together_bytes: int = _TOGETHER_BYTES,
+    ) -> list[Any]:
+        """Several ranges, with requests at the same time. Whole, or an error.
+
+        Those that are less than `together_bytes` apart are one request, with what lies between them.
+        """
         import obstore
 
         wanted = [(start, stop) for start, stop in ranges if stop > start]
         starts, ends = [start for start, _ in wanted], [stop for _, stop in wanted]
 
         def ask() -> list[Any]:
-            return list(obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=_TOGETHER_BYTES))
+            return list(obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=together_bytes))
 
         found = iter(self._ask(key, ask, pinned=etag is not None) if wanted else [])
         buffers = [next(found) if stop > start else b"" for start, stop in ranges]

@@ -20,6 +20,8 @@ from penstock.order.plan import Plan, Position
 from penstock.order.sample_orders import ArithmeticOrder, Order
 from penstock.store.gather import TokenTable
 from penstock.store.part_rows import PartRows
+from penstock.store.row_ranges import RowRanges
+from penstock.store.shards import Verify
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +34,8 @@ _told: set[tuple[str, ...]] = set()
 class LookAhead:
     """Future of the tables of a plan that are in buckets. Without such tables it does nothing."""
 
-    def __init__(self, tables: Sequence[TokenTable], plan: Plan) -> None:
-        self._tables, self.plan = tables, plan
+    def __init__(self, tables: Sequence[TokenTable], plan: Plan, verify: Verify) -> None:
+        self._tables, self.plan, self._verified = tables, plan, verify != "fast"
         self.position: Position | None = None
         """Position before the steps whose parts are needed next."""
         self.near_steps = 0.0
@@ -44,10 +46,41 @@ class LookAhead:
         self._shards = [found for found in shards.values() if found is not None]
         self.active = bool(self._shards)
         self._bytes = min([_MOST_BYTES, *(found.cache_bytes // 4 for found in self._shards)])
+        self._ranges: dict[int, RowRanges | None] = {}
+
+    def row_ranges(self, number: int) -> RowRanges | None:
+        """Reader of single rows, for a table whose pieces would be fetched over and over; None for others."""
+        if number not in self._ranges:
+            self._ranges[number] = RowRanges(self._tables[number]) if self._is_scattered(number) else None
+        return self._ranges[number]
+
+    def _is_scattered(self, number: int) -> bool:
+        """True if samples are drawn from everywhere, the cache does not hold the data, and no checksums are asked for.
+
+        A piece would then serve a row or two before it is evicted: one is kept with a chance of cache / data.
+        """
+        table, order = self._tables[number], self.plan.sources[number].order
+        return (
+            table.in_bucket
+            and order.shuffle is True
+            and not self._fits
+            and not self._verified
+            and type(table) is TokenTable
+            and RowRanges.fits(table)
+        )
+
+    @property
+    def _fits(self) -> bool:
+        """True if the caches hold the data."""
+        limits = {id(shards.cache): shards.cache.limit_bytes for shards in self._shards}
+        return sum(shards.manifest.bytes for shards in self._shards) <= sum(limits.values()) * 7 // 8
 
     def has_room(self, blocks: int) -> bool:
         """True if more may be requested, `blocks` blocks of steps being planned already."""
-        return self.active and blocks < _MOST_BLOCKS and sum(map(_waiting, self._tables)) < self._bytes
+        if not self.active or blocks >= _MOST_BLOCKS:
+            return False
+        ranges = sum(found.waiting_bytes for found in self._ranges.values() if found is not None)
+        return sum(table.waiting_bytes for table in self._tables) + ranges < self._bytes
 
     def begin(self, position: Position) -> None:
         """Go to a position. The caches ask from now on what this plan uses next."""
@@ -88,6 +121,13 @@ class LookAhead:
         """Drop what was requested and not used: the loop is over, or goes on elsewhere."""
         for shards in self._shards:
             shards.forget()
+        for ranges in self._ranges.values():
+            if ranges is not None:
+                ranges.forget()
+
+    def __getstate__(self) -> dict[str, object]:
+        """State for worker processes, which begin themselves."""
+        return self.__dict__ | {"_ranges": {}, "_rows": None, "_process": 0}
 
     def _samples_a_step(self) -> list[float]:
         """Samples of each source in a step, now."""
@@ -103,17 +143,21 @@ class LookAhead:
         nbytes = sum(shards.manifest.bytes for shards in self._shards)
         limit = min(shards.cache.limit_bytes for shards in self._shards)
         names = tuple(shards.home.shown for shards in self._shards)
-        if nbytes <= limit or names in _told:
+        if self._fits or names in _told:
             return
         _told.add(names)
         shuffles = [source.order.shuffle for source in self.plan.sources]
         if any(shuffle is True for shuffle in shuffles):
+            each = "each row is fetched by itself, without a checksum"
+            if not any(self.row_ranges(number) for number in range(len(self._tables))):
+                each = "pieces are fetched again and again"
             log.warning(
-                "%s: %s do not fit the cache of %s, and shuffle=True draws samples from everywhere: shuffle='blocks' "
-                "fetches each byte about once an epoch; or raise cache_bytes",
+                "%s: %s do not fit the cache of %s, and shuffle=True draws samples from everywhere, so that %s; "
+                "shuffle='blocks' fetches each piece about once an epoch, or raise cache_bytes",
                 ", ".join(names),
                 format_bytes(nbytes),
                 format_bytes(limit),
+                each,
             )
         for source, table in zip(self.plan.sources, self._tables):
             shuffle = source.order.shuffle
@@ -126,10 +170,6 @@ class LookAhead:
                     format_bytes(limit),
                     format_bytes(window),
                 )
-
-
-def _waiting(table: TokenTable) -> int:
-    return table.waiting_bytes
 
 
 def _samples(order: Order) -> float:

@@ -30,6 +30,7 @@ from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
 from penstock.order.steps import next_epoch
 from penstock.store.gather import Placed
+from penstock.store.row_ranges import RowTicket
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,14 @@ _KEPT_BYTES = 24 << 20
 class Share:
     """Share of a rank in a step, and the place of its tokens: its part j is part `first + j` of the tables."""
 
-    __slots__ = ("first", "samples", "sources", "step", "tables")
+    __slots__ = ("first", "samples", "sources", "step", "tables", "tickets")
 
     def __init__(self, step: Step, samples: Samples, sources: npt.NDArray[np.int64]) -> None:
         self.step, self.samples, self.sources = step, samples, sources
         self.tables: Sequence[Placed] = ()
         self.first = 0
+        self.tickets: Mapping[int, RowTicket] = {}
+        """Of the first share of a block: what was requested for the block, by table."""
 
 
 class _Block(NamedTuple):
@@ -89,7 +92,7 @@ class PlanEngine:
             drop_last=options.drop_last,
             stopping=stopping,
         )
-        self._ahead = LookAhead(self._tables, self.plan)
+        self._ahead = LookAhead(self._tables, self.plan, options.verify)
         self._checked = time.monotonic()
         keep_freed(_KEPT_BYTES)
 
@@ -217,11 +220,18 @@ class PlanEngine:
 
     def _request(self, shares: list[Share]) -> None:
         """Begin to fetch what shares need and is not on this machine."""
-        rows = np.concatenate([share.samples.rows for share in shares]) if shares else np.zeros(0, np.int64)
-        sources = np.concatenate([share.sources for share in shares]) if shares else rows
+        if not shares:
+            return
+        parts = Samples.concat([share.samples for share in shares])
+        sources = np.concatenate([share.sources for share in shares])
         for number, table in enumerate(self._tables):
-            if table.in_bucket:
-                table.request(rows if len(self._tables) == 1 else rows[sources == number])
+            which: Any = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
+            ranges = self._ahead.row_ranges(number)
+            if ranges is not None:
+                ticket = ranges.request(parts.rows[which], parts.starts[which], parts.lengths[which])
+                shares[0].tickets = {**shares[0].tickets, number: ticket}
+            elif table.in_bucket:
+                table.request(parts.rows[which])
 
     def _make_one(self, step: Step) -> TrainingBatch:
         (share,) = self._placed([self._share(step)])
@@ -235,9 +245,14 @@ class PlanEngine:
         starts = np.concatenate([share.samples.starts for share in shares])
         sources = np.concatenate([share.sources for share in shares])
         places, mask_places = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        held = [table.held() for table in self._tables]
+        held: list[Any] = [table.held() for table in self._tables]
         for number, table in enumerate(self._tables):
             which = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
+            if (ranges := self._ahead.row_ranges(number)) is not None:
+                if number not in shares[0].tickets:
+                    self._request(shares)
+                held[number], places[which] = ranges.take(shares[0].tickets[number])
+                continue
             places[which] = table.locate(rows[which], starts[which], held[number])
             if table.masked:
                 mask_places[which] = table.locate_mask(rows[which], starts[which], held[number])

@@ -134,6 +134,10 @@ class TokenTable:
             places[which] = mask.locate(within)
         return places + starts
 
+    def by_shard(self, rows: Ints) -> list[tuple[int, Any, Ints]]:
+        """(shard, which of the rows are in it, their numbers in it) for every shard that is touched."""
+        return self._by_shard(rows, self.row_starts, fetch=True)
+
     def request(self, rows: Ints) -> None:
         """Begin to fetch the pieces of rows that are in buckets, and not here yet."""
         if self.in_bucket:
@@ -351,7 +355,7 @@ class TokenTable:
 class Placed:
     """Parts of rows whose places are known already: row j of it is the j-th of them."""
 
-    def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None, held: Held | None = None) -> None:
+    def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None, held: object = None) -> None:
         self._table, self._places, self._mask_places = table, places, mask_places
         # Places are addresses: what lies there has to stay, even if the table is closed.
         self._held = table.held() if held is None else held

@@ -76,12 +76,13 @@ def open_store(
     check = check_content if verify == "full" else check_size
     home = store_path(path)
     if not is_store(home):
-        from penstock.store.foreign.lookup import open_foreign  # which imports this module
+        from penstock.store.foreign.lookup import open_foreign, refuse_archive  # which imports this module
 
         if (found := open_foreign(home, os.fspath(path), **layout)) is not None:
             if version is not None:
                 raise ConfigError(f"version={version} is for stores, and {found!r} has no versions; omit it")
             return found
+        refuse_archive(home)
     _refuse_layout(path, layout)
     return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -169,10 +170,21 @@ def test_shards_of_texts_are_tokenized(tmp_path: Path) -> None:
         assert bytes(next(iter(loader))["input_ids"][0][:7].tolist()) == b"zeile 0"
 
 
-def test_parquet_of_tokens_needs_no_tokenizer(tmp_path: Path) -> None:
+def test_parquet_and_json_lines_of_tokens_need_no_tokenizer(tmp_path: Path) -> None:
+    own = make_store(tmp_path / "own", ROWS)
     pq.write_table(pa.table({"input_ids": pa.array(ROWS, pa.list_(pa.uint16()))}), tmp_path / "a.parquet")
-    loader = PretrainDataLoader(tmp_path / "a.parquet", **OPTIONS, cache_dir=tmp_path / "cache")
-    assert same_batches(PretrainDataLoader(make_store(tmp_path / "own", ROWS), **OPTIONS), loader)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in ROWS))
+    for name in ("a.parquet", "a.jsonl"):
+        loader = PretrainDataLoader(tmp_path / name, **OPTIONS, cache_dir=tmp_path / "cache")
+        assert same_batches(PretrainDataLoader(own, **OPTIONS), loader)
+
+
+def test_data_that_cannot_be_opened_in_place_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("mds/tokens", "webdataset/tokens-000000.tar"):
+        with pytest.raises(ConfigError, match="penstock convert"):
+            open_store(FILES / name)
+    with pytest.raises(ConfigError, match="--dtype int64"):
+        PretrainDataLoader(FILES / "mds/bytes", **OPTIONS)
 
 
 def test_ids_beyond_the_vocabulary_are_refused_in_datasets_and_shards(tmp_path: Path) -> None:
