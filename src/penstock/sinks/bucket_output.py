@@ -22,7 +22,8 @@ import orjson
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import split_suffix
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import LEAST_PART_BYTES, PART_BYTES, ObjectWriter, beside, name_of, open_bucket, shown_place
+from penstock.files.objects import LEAST_PART_BYTES, PART_BYTES, ObjectWriter, open_bucket
+from penstock.files.output_places import beside, name_of, shown_place
 from penstock.files.remote import RemotePath
 from penstock.pipeline.stages import State
 from penstock.sinks.local_output import Join

@@ -15,7 +15,7 @@ from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import naming
 from penstock.files.listing import PathLike
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import output_place, shown_place
+from penstock.files.output_places import output_place, shown_place
 from penstock.files.remote import RemotePath
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
