@@ -8,7 +8,9 @@ from pathlib import Path
 from penstock.errors import ConfigError
 from penstock.files.filesystems import cut, is_remote, local_or_none, require_local, shown
 from penstock.files.listing import PathLike
-from penstock.files.objects import OBJECT_SCHEMES, is_object_url, open_bucket
+from penstock.files.objects import LEAST_PART_BYTES, OBJECT_SCHEMES, is_object_url, open_bucket
+
+_LONGEST_PART_BYTES = 64 << 20
 
 
 def output_place(path: PathLike, what: str) -> Path | str:
@@ -46,6 +48,11 @@ def name_of(place: PathLike) -> str:
 def shown_place(place: Path | str) -> str:
     """A path or URL for messages and states: without a query, which may hold credentials, and without a password."""
     return str(place) if isinstance(place, Path) else shown(cut(place)[0].rstrip("/"))
+
+
+def part_bytes_within(budget_bytes: int) -> int:
+    """Size of the parts of an upload, of which three are in memory: less than a fifth of a budget, if S3 takes such."""
+    return min(_LONGEST_PART_BYTES, max(LEAST_PART_BYTES, budget_bytes // 16))
 
 
 def bucket_has(url: PathLike) -> bool:
