@@ -23,7 +23,8 @@ from penstock.files.checksums import FileFingerprint, FileStamps, fingerprint_fi
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import beside, bucket_has, open_bucket, output_place, shown_place
+from penstock.files.objects import open_bucket
+from penstock.files.output_places import beside, bucket_has, output_place, shown_place
 from penstock.files.ranges.remote_file import InputFile
 from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget

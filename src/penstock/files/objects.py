@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl, unquote
 from penstock._optional import require
 from penstock.errors import ChangedFileError, ConfigError, DataError
 from penstock.files import filesystems
-from penstock.files.filesystems import cut, is_remote, local_or_none, require_local, scheme_of, shown
+from penstock.files.filesystems import cut, scheme_of, shown
 from penstock.files.listing import PathLike
 
 log = logging.getLogger(__name__)
@@ -99,43 +99,6 @@ def is_object_url(path: PathLike) -> bool:
     return "::" not in text and text.partition("://")[0].lower() in OBJECT_SCHEMES and "://" in text
 
 
-def output_place(path: PathLike, what: str) -> Path | str:
-    """The local path, or the URL of an object store, at which something is to be written; others are a ConfigError.
-
-    A URL that went through `Path`, which makes one slash of two, is restored.
-    """
-    text = os.fspath(path)
-    scheme, colon, rest = text.partition(":/")
-    if colon and scheme.lower() in OBJECT_SCHEMES and "::" not in text:
-        return f"{scheme}://{rest.lstrip('/')}"
-    if is_remote(text) and local_or_none(text) is None:
-        raise ConfigError(
-            f"{shown(text)!r} is a URL that cannot be written to: {what} must be a path on this machine or a URL of an "
-            "object store (s3://, gs://, az://); write there, and copy it with the tools of the storage"
-        )
-    return require_local(path, what)
-
-
-def beside(place: Path | str, prefix: str = "", suffix: str = "") -> Path | str:
-    """The place with a longer name: `.out.jsonl.lock` for `out.jsonl`. The query of a URL stays behind it."""
-    if isinstance(place, Path):
-        return place.with_name(f"{prefix}{place.name}{suffix}")
-    path, query = cut(place)
-    above, slash, name = path.rstrip("/").rpartition("/")
-    return f"{above}{slash}{prefix}{name}{suffix}{query}"
-
-
-def name_of(place: PathLike) -> str:
-    """The last part of a path or URL, without a query."""
-    text = os.fspath(place)
-    return cut(text)[0].rstrip("/").rpartition("/")[2] if is_object_url(text) else Path(text).name
-
-
-def shown_place(place: Path | str) -> str:
-    """A path or URL for messages and states: without a query, which may hold credentials, and without a password."""
-    return str(place) if isinstance(place, Path) else shown(cut(place)[0].rstrip("/"))
-
-
 def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[Bucket, str]:
     """The bucket that a URL leads into, and the key in it (empty for the bucket itself).
 
@@ -151,12 +114,6 @@ def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[B
     root, _, key = path.partition("://")[2].partition("/")
     bucket = _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark(), retry_seconds)
     return bucket, key.strip("/")
-
-
-def bucket_has(url: PathLike) -> bool:
-    """True if there is an object at a URL, or any below it."""
-    bucket, key = open_bucket(url)
-    return bucket.info(key) is not None or next(bucket.objects(f"{key}/"), None) is not None
 
 
 def _environment_mark() -> int:

@@ -22,7 +22,8 @@ import orjson
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.listing import split_suffix
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import LEAST_PART_BYTES, PART_BYTES, ObjectWriter, beside, name_of, open_bucket, shown_place
+from penstock.files.objects import PART_BYTES, ObjectWriter, open_bucket
+from penstock.files.output_places import beside, name_of, part_bytes_within, shown_place
 from penstock.files.remote import RemotePath
 from penstock.pipeline.stages import State
 from penstock.sinks.local_output import Join
@@ -32,7 +33,6 @@ SUCCESS = "_SUCCESS"
 _RUN, _PUBLISHING, _PUBLISHED = ".penstock-run", ".penstock-publishing", ".penstock-published"
 _OWN = re.compile(r"part-\d{6,}-[0-9a-f]{8}[\w.]*|\.penstock-(run|publishing|published)")
 _PART = re.compile(rf"part-\d{{6,}}[\w.]*|{SUCCESS}")
-_LONGEST_PART = 64 << 20
 
 
 class BucketOutput:
@@ -56,8 +56,8 @@ class BucketOutput:
         self._part_bytes = PART_BYTES
 
     def fit_budget(self, nbytes: int) -> None:
-        """Three parts of an upload are in memory: less than a fifth of the budget, if the store takes such parts."""
-        self._part_bytes = min(_LONGEST_PART, max(LEAST_PART_BYTES, nbytes // 16))
+        """Make the parts of an upload fit."""
+        self._part_bytes = part_bytes_within(nbytes)
 
     # -- one run at a time -------------------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError, ResumeError
-from penstock.files.objects import PART_BYTES, ObjectExistsError, ObjectVersion
+from penstock.files.objects import PART_BYTES, ObjectExistsError, ObjectVersion, ObjectWriter
 from penstock.files.states import parse_json, to_json
 from penstock.store.build import COMPLETE, OWNER, PLAIN, SHARD_LINE, Build, Staged, tail_bytes
 from penstock.store.home import BucketHome
@@ -51,10 +51,9 @@ _COPIED_BYTES = 1 << 20
 class BucketBuild(Build):
     """The objects of an unfinished run below the prefix of a store, and the folder on this machine that it works in."""
 
-    held_bytes = 3 * PART_BYTES
-
-    def __init__(self, home: BucketHome) -> None:
+    def __init__(self, home: BucketHome, part_bytes: int = PART_BYTES) -> None:
         self._store = home
+        self.fit(part_bytes)
         self._word = secrets.token_hex(4)
         self.journal: str = f"journal-{self._word}.jsonl"
         self._scratch: Path | None = None
@@ -75,6 +74,10 @@ class BucketBuild(Build):
 
     def shard_path(self, number: int) -> Path:
         return self.path / f"shard-{number:06d}-{self._word}"
+
+    def fit(self, part_bytes: int) -> None:
+        """Upload in parts of this size; three of them are in memory."""
+        self._part_bytes, self.held_bytes = part_bytes, 3 * part_bytes
 
     def close(self) -> None:
         scratch, self._scratch = self._scratch, None
@@ -151,12 +154,15 @@ class BucketBuild(Build):
 
     def _upload(self, file: Path, target: str, digest: str) -> None:
         hashed = xxhash.xxh3_128()
-        with open(file, "rb") as source, self._store.bucket.writer(self._store.key(target)) as writer:
+        with open(file, "rb") as source, self._writer(target) as writer:
             while part := source.read(_COPIED_BYTES):
                 hashed.update(part)
                 writer.write(part)
             if hashed.hexdigest() != digest:
                 raise DataError("the file on this disk is not what was written to it; check the disk", file=str(file))
+
+    def _writer(self, target: str) -> ObjectWriter:
+        return self._store.bucket.writer(self._store.key(target), self._part_bytes)
 
     def keep_open(self, name: str, length: int) -> None:
         """Upload what the open shard has grown by since the checkpoint before."""
@@ -164,9 +170,8 @@ class BucketBuild(Build):
         if length > start:
             with open(self.path / name, "rb") as file:
                 file.seek(start)
-                self._store.bucket.upload(
-                    self._key(f"{name}.at-{start:012d}"), cast(BinaryIO, _Limited(file, length - start))
-                )
+                grown = cast(BinaryIO, _Limited(file, length - start))
+                self._store.bucket.upload(self._key(f"{name}.at-{start:012d}"), grown, self._part_bytes)
             self._uploaded[name] = length
 
     def save_journal(self, shards: list[Staged]) -> None:

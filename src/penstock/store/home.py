@@ -10,7 +10,8 @@ from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import cut, shown
 from penstock.files.listing import PathLike
-from penstock.files.objects import Bucket, open_bucket, output_place
+from penstock.files.objects import Bucket, open_bucket
+from penstock.files.output_places import output_place
 
 
 class StoreHome(ABC):

@@ -15,7 +15,8 @@ from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import naming
 from penstock.files.listing import PathLike
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import output_place, shown_place
+from penstock.files.objects import PART_BYTES
+from penstock.files.output_places import output_place, part_bytes_within, shown_place
 from penstock.files.remote import RemotePath
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
@@ -81,10 +82,11 @@ class StoreWriter:
             raise ConfigError(f"shard_bytes must be positive, got {shard_bytes!r}")
         self._wait_seconds = wait_seconds
         self._lock = store_lock(self.home)
+        self._part_bytes = PART_BYTES
         self._forget()
 
     def _forget(self) -> None:
-        self._in_bucket = BucketBuild(self.home) if isinstance(self.home, BucketHome) else None
+        self._in_bucket = BucketBuild(self.home, self._part_bytes) if isinstance(self.home, BucketHome) else None
         self.manifest: Manifest | None = None
         """Manifest of the published version."""
         self._base: Manifest | None = None
@@ -146,6 +148,12 @@ class StoreWriter:
     def memory_usage(self) -> int:
         """Bytes of the rows that wait to fill a piece, and those that an upload holds."""
         return self._pieces.held_bytes() + (self._build.held_bytes if self._made else 0)
+
+    def fit_budget(self, nbytes: int) -> None:
+        """Make the parts of uploads fit; called before anything is written."""
+        self._part_bytes = part_bytes_within(nbytes)
+        if self._in_bucket is not None:
+            self._in_bucket.fit(self._part_bytes)
 
     def abort(self) -> None:
         """Remove what was not published, except what a checkpoint needs."""
