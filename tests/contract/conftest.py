@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import csv
 import gzip
+import hashlib
 import io
 import json
 import os
+import secrets
+import shutil
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +24,47 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
+from pyiceberg.catalog import load_catalog
 
-from penstock.errors import StoppedError
+from foreign_tokens import FILES, write_megatron, written_row
+from penstock.connections.sql import Database
+from penstock.errors import ConfigError, StoppedError
 from penstock.pipeline import Sink, Source
-from penstock.sinks import ArrowSink, CsvSink, IteratorSink, JsonlSink, MemorySink, ParquetSink, StoreSink
+from penstock.sinks import (
+    ArrowSink,
+    CsvSink,
+    DeltaSink,
+    IteratorSink,
+    JsonlSink,
+    KafkaSink,
+    MemorySink,
+    NatsSink,
+    ParquetSink,
+    RedisStreamSink,
+    SqlSink,
+    StoreSink,
+)
 from penstock.sources import (
     ArrowSource,
+    AsyncIteratorSource,
     CsvSource,
+    DeltaSource,
+    IcebergSource,
     IteratorSource,
     JsonlSource,
     JsonSource,
+    KafkaSource,
+    MdsSource,
     MemorySource,
+    NatsSource,
     ParquetSource,
+    RedisStreamSource,
+    SqlSource,
     StoreSource,
     TextSource,
+    TokenFileSource,
+    WebDatasetSource,
     open_source,
 )
 from penstock.store import Manifest, StoreWriter
@@ -244,6 +275,29 @@ def iterator_batches(home: Path) -> SourceCase:
     return SourceCase(lambda: IteratorSource(batches), NESTED, [("<iterator>", i) for i in range(COUNT)])
 
 
+def async_rows(home: Path) -> SourceCase:
+    def source(rows: list[Row]) -> Source:
+        async def awaited() -> AsyncIterator[Row]:
+            for row in rows:
+                await asyncio.sleep(0)
+                yield row
+
+        return AsyncIteratorSource(awaited)
+
+    def bad() -> tuple[Source, str, int]:
+        return source([{"a": i} for i in range(300)] + [{"a": "x"}]), "<iterator>", 300
+
+    return SourceCase(lambda: source(NESTED), NESTED, [("<iterator>", i) for i in range(COUNT)], bad)
+
+
+def async_batches(home: Path) -> SourceCase:
+    async def batches() -> AsyncIterator[pa.RecordBatch]:
+        for batch in pa.Table.from_pylist(NESTED).to_batches(max_chunksize=7):
+            yield batch
+
+    return SourceCase(lambda: AsyncIteratorSource(batches), NESTED, [("<iterator>", i) for i in range(COUNT)])
+
+
 def write_store(path: Path, rows: list[Row]) -> Manifest:
     with StoreWriter(path, tokens=None, shard_bytes=700) as writer:
         for row in rows:
@@ -264,6 +318,92 @@ def store(home: Path) -> SourceCase:
     return SourceCase(lambda: StoreSource(home / "a.store"), NESTED, places, bad)
 
 
+def mds(home: Path) -> SourceCase:
+    folder, rows = FILES / "mds/tokens", [{"tokens": written_row(row), "uid": row} for row in range(20)]
+    places = [(str(folder / "shard.00000.mds"), row) for row in range(12)]
+    places += [(str(folder / "shard.00001.mds"), row) for row in range(8)]
+
+    def bad() -> tuple[Source, str, int]:
+        shutil.copytree(folder, home / "bad")
+        path = home / "bad/shard.00001.mds"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        return MdsSource(home / "bad"), str(path), 0
+
+    return SourceCase(lambda: MdsSource(folder), rows, places, bad)
+
+
+def webdataset(home: Path) -> SourceCase:
+    first, second = (FILES / f"webdataset/tokens-00000{number}.tar" for number in range(2))
+    rows = [{"__key__": f"row{n:04d}", "json": f'{{"row": {n}}}', "tokens.npy": written_row(n)} for n in range(10)]
+
+    def bad() -> tuple[Source, str, int]:
+        path = home / "bad.tar"
+        path.write_bytes(second.read_bytes()[: 3 * 4096])  # the third sample is whole, but nothing says so
+        return WebDatasetSource([first, path]), str(path), 2
+
+    return SourceCase(lambda: WebDatasetSource([first, second]), rows, places_in(first, second, 5), bad)
+
+
+def token_file(home: Path) -> SourceCase:
+    path, rows = FILES / "megatron/docs", [{"input_ids": written_row(row)} for row in range(20)]
+    places = [(str(path.with_suffix(".bin")), row) for row in range(20)]
+
+    def bad() -> tuple[Source, str, int]:
+        write_megatron(home / "bad", [[-4, 1], [3]], "int32")
+        return TokenFileSource(home / "bad"), str(home / "bad.bin"), 0
+
+    return SourceCase(lambda: TokenFileSource(path), rows, places, bad)
+
+
+def database_rows(url: str, **options: Any) -> SourceCase:
+    """Rows in a table of its own, in another order than that of the key; few, since each source logs in."""
+    rows, table = FLAT[:12], f"rows_{secrets.token_hex(6)}"
+    with Database(url).connect() as connection:
+        connection.ingest([table], pa.Table.from_pylist([*reversed(rows)]), create=True)
+    there = SqlSource(url, table=table, key="id")
+
+    return SourceCase(
+        lambda: SqlSource(url, table=table, key="id", **options), rows, [(there.name, i) for i in range(len(rows))]
+    )
+
+
+def delta(home: Path) -> SourceCase:
+    write_deltalake(home / "t", pa.Table.from_pylist(NESTED[:HALF]))
+    write_deltalake(home / "t", pa.Table.from_pylist(NESTED[HALF:]), mode="append")
+    first, second = DeltaSource(home / "t").files
+
+    def bad() -> tuple[Source, str, int]:
+        write_deltalake(home / "bad", pa.Table.from_pylist(FLAT))
+        source = DeltaSource(home / "bad")
+        source.files[0].write_bytes(source.files[0].read_bytes()[:-9])
+        return source, str(source.files[0]), 0
+
+    rows = [*pq.read_table(first).to_pylist(), *pq.read_table(second).to_pylist()]  # of one millisecond: by name
+    return SourceCase(lambda: DeltaSource(home / "t"), rows, places_in(first, second), bad)
+
+
+def delta_filtered(home: Path) -> SourceCase:
+    write_deltalake(home / "t", pa.Table.from_pylist(NESTED))
+    (file,) = DeltaSource(home / "t").files
+    kept = [i for i, row in enumerate(NESTED) if i % 7]
+    return SourceCase(
+        lambda: DeltaSource(home / "t", filter=[("score", ">=", 0)]),
+        [NESTED[i] for i in kept],
+        [(str(file), i) for i in kept],
+    )
+
+
+def iceberg(home: Path) -> SourceCase:
+    table = pa.Table.from_pylist(NESTED)
+    catalog = load_catalog("test", type="sql", uri=f"sqlite:///{home}/catalog.db", warehouse=f"file://{home}")
+    catalog.create_namespace("ns")
+    made = catalog.create_table("ns.t", schema=table.schema)
+    made.append(table)
+    catalog.engine.dispose()
+    (file,) = IcebergSource(home / "ns" / "t").files
+    return SourceCase(lambda: IcebergSource(home / "ns" / "t"), NESTED, [(str(file), i) for i in range(COUNT)])
+
+
 SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "JSON lines": jsonl,
     "JSON lines, gzip": jsonl_gzip,
@@ -280,7 +420,21 @@ SOURCES: dict[str, Callable[[Path], SourceCase]] = {
     "memory, arrays": memory_arrays,
     "iterator, rows": iterator_rows,
     "iterator, batches": iterator_batches,
+    "async iterator, rows": async_rows,
+    "async iterator, batches": async_batches,
     "store": store,
+    "MDS": mds,
+    "WebDataset": webdataset,
+    "Megatron": token_file,
+    "SQLite": lambda home: database_rows(f"sqlite:///{home}/a.db"),
+    "DuckDB": lambda home: database_rows(f"duckdb:///{home}/a.db"),
+    "Delta table": delta,
+    "Delta table, filtered": delta_filtered,
+    "Iceberg table": iceberg,
+}
+SERVED_SOURCES: dict[str, Callable[[Any], SourceCase]] = {
+    "PostgreSQL": lambda server: database_rows(server.url, batch_bytes=1000),
+    "PostgreSQL, ranges at once": lambda server: database_rows(server.url, batch_bytes=1000, connections=2),
 }
 
 WITH_BAD_INPUT = [
@@ -292,16 +446,22 @@ WITH_BAD_INPUT = [
     "Arrow",
     "text, by line",
     "iterator, rows",
+    "async iterator, rows",
     "store",
+    "MDS",
+    "WebDataset",
+    "Megatron",
+    "Delta table",
 ]
 
 
-@pytest.fixture(params=SOURCES.values(), ids=SOURCES.keys())
+@pytest.fixture(params=[*SOURCES, *SERVED_SOURCES])
 def source_case(request: pytest.FixtureRequest, tmp_path: Path) -> SourceCase:
+    if request.param in SERVED_SOURCES:
+        return SERVED_SOURCES[request.param](request.getfixturevalue("postgres"))
     home = tmp_path / "in"
     home.mkdir()
-    case: SourceCase = request.param(home)
-    return case
+    return SOURCES[request.param](home)
 
 
 @pytest.fixture(params=WITH_BAD_INPUT)
@@ -316,7 +476,10 @@ def bad_source(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], t
 def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
-    return files | {MemorySource, IteratorSource}
+    archives = {MdsSource, WebDatasetSource, TokenFileSource}
+    messages = {NatsSource, RedisStreamSource, KafkaSource}  # with their servers in test_log_sources.py
+    elsewhere = {SqlSource, DeltaSource, IcebergSource}
+    return files | archives | messages | elsewhere | {MemorySource, IteratorSource, AsyncIteratorSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------
@@ -347,6 +510,15 @@ def see_store(sink: Any) -> list[Row]:
     if not sink.path.exists():
         return []
     source, rows = StoreSource(sink.path), []
+    while (batch := source.next_batch(1000)) is not None:
+        rows += batch.to_pylist()
+    return rows
+
+
+def see_table(sink: Any) -> list[Row]:
+    if not sink.path.exists():
+        return []
+    source, rows = DeltaSource(sink.path), []
     while (batch := source.next_batch(1000)) is not None:
         rows += batch.to_pylist()
     return rows
@@ -398,18 +570,57 @@ SINKS = {
     "JSON lines directory": file_case("out", JsonlSink, rows_per_file=11),
     "CSV directory": file_case("out", CsvSink, rows_per_file=11),
     "store": SinkCase(lambda directory: StoreSink(directory / "out.store", tokens=None, shard_bytes=300), see_store),
+    "Delta table": SinkCase(lambda directory: DeltaSink(directory / "t"), see_table),
+    "Delta table, small files": SinkCase(lambda directory: DeltaSink(directory / "t", file_bytes=1), see_table),
     "memory": SinkCase(lambda directory: MemorySink(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
     "iterator": SinkCase(lambda directory: Collecting(), lambda sink: sink.rows(), durable=False),  # type: ignore[attr-defined]
 }
 
 
-@pytest.fixture(params=SINKS.values(), ids=SINKS.keys())
-def sink_case(request: pytest.FixtureRequest) -> SinkCase:
-    case: SinkCase = request.param
-    return case
+def table_case(url: str, **options: Any) -> SinkCase:
+    """A table for each directory."""
+
+    def name(directory: Path) -> str:
+        return "t" + hashlib.blake2b(str(directory).encode(), digest_size=8).hexdigest()
+
+    def see(sink: Any) -> list[Row]:
+        source = SqlSource(url, table=sink._table, key="n")
+        try:
+            return [
+                {**row, "even": bool(row["even"])} if "even" in row else row
+                for batch in iter(lambda: source.next_batch(1000), None)
+                for row in batch.to_pylist()
+            ]
+        except ConfigError:  # no such table
+            return []
+        finally:
+            source.close()
+
+    return SinkCase(lambda directory: SqlSink(url, name(directory), **options), see)
+
+
+SERVED_SINKS: dict[str, Callable[[Any], SinkCase]] = {
+    "PostgreSQL": lambda server: table_case(server.url),
+    "PostgreSQL, replace": lambda server: table_case(server.url, mode="replace", batch_bytes=100),
+}
+FILE_SINKS: dict[str, Callable[[Path], SinkCase]] = {
+    "SQLite, upsert": lambda home: table_case(f"sqlite:///{home}/out.db", mode="upsert", key="n"),
+    "DuckDB": lambda home: table_case(f"duckdb:///{home}/out.db", batch_bytes=100),
+}
+
+
+@pytest.fixture(params=[*SINKS, *SERVED_SINKS, *FILE_SINKS])
+def sink_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> SinkCase:
+    if request.param in SERVED_SINKS:
+        return SERVED_SINKS[request.param](request.getfixturevalue("postgres"))
+    if request.param in FILE_SINKS:
+        return FILE_SINKS[request.param](tmp_path_factory.mktemp("databases"))
+    return SINKS[request.param]
 
 
 @pytest.fixture
 def sink_kinds() -> set[type]:
     """The class of each sink that the cases cover."""
-    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink}
+    messages = {NatsSink, RedisStreamSink, KafkaSink}  # with their servers in test_log_sinks.py
+    files = {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, DeltaSink}
+    return files | messages | {MemorySink, IteratorSink, SqlSink}

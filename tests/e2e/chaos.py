@@ -38,7 +38,7 @@ from token_stores import make_store  # noqa: E402
 
 A_RUN = 12
 """Kills of one run, at most."""
-OUTPUTS = ["out.parquet", "out.jsonl", "out.jsonl.gz", "out.csv", "out.arrow", "parts"]
+OUTPUTS = [*test_checkpoint.OUTPUTS, "out.delta"]
 
 
 @dataclass

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from _scripts import processes
 from _scripts.processes import DEADLINE_SECONDS, killed_after_change
+from deltalake import DeltaTable
 from tests.forked_programs import ForkedProgram
 
 from penstock import ConfigError, Pipeline, PipelineConfig, ResumeError
@@ -23,9 +24,14 @@ from penstock.transforms import Filter, Map
 
 ROWS = 3000
 KILLS = 6
+OUTPUTS = ["out.parquet", "out.jsonl", "out.jsonl.gz", "out.csv", "out.arrow", "parts", "live.delta"]
 
 
 def read_back(path: Path) -> list[int]:
+    if path.suffix == ".delta":
+        rows = pa.table(DeltaTable(path).to_pyarrow_table())
+        assert rows["text"].to_pylist() == [f"ROW {n} " * 5 for n in rows["n"].to_pylist()]
+        return sorted(rows["n"].to_pylist())
     if path.is_dir():
         files = sorted(path.glob("part-*"))
         return [n for file in files for n in pq.read_table(file).column("n").to_pylist()]
@@ -40,7 +46,7 @@ def read_back(path: Path) -> list[int]:
     return [json.loads(line)["n"] for line in data.splitlines()]
 
 
-@pytest.mark.parametrize("name", ["out.parquet", "out.jsonl", "out.jsonl.gz", "out.csv", "out.arrow", "parts"])
+@pytest.mark.parametrize("name", OUTPUTS)
 def test_killed_again_and_again_the_output_has_every_row_once(tmp_path: Path, name: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text("".join(json.dumps({"n": i, "text": f"row {i} " * 5}) + "\n" for i in range(ROWS)))
@@ -59,7 +65,7 @@ def test_killed_again_and_again_the_output_has_every_row_once(tmp_path: Path, na
         # Every attempt but the last is killed at a random moment after it has made some progress of its own.
         if kills < KILLS and killed_after_change(process, kept / "checkpoint.json", rng.random() * 0.15):
             kills += 1
-            if name != "parts":
+            if name not in ("parts", "live.delta"):
                 assert not out.exists(), "a partial file was visible"
             continue
         assert process.wait(DEADLINE_SECONDS) == 0, said.read_text()
@@ -74,7 +80,7 @@ def test_killed_again_and_again_the_output_has_every_row_once(tmp_path: Path, na
     bad = [json.loads(line)["data"]["n"] for line in (kept / "bad.jsonl").read_text().splitlines()]
     assert bad == refused
     leftovers = [p.name for p in tmp_path.iterdir() if p.name.startswith(".")]
-    assert not [n for n in leftovers if "penstock-parts" in n]
+    assert not [n for n in leftovers if "penstock-parts" in n or ".delta." in n]
     assert start().wait(DEADLINE_SECONDS) == 0
     assert said.read_text() == printed, "a finished checkpoint gives its report again"
 

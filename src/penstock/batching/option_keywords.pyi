@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from penstock.batching.options import Output, Padding, RawRows, Shard
+from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
@@ -19,6 +20,7 @@ class LoaderOptions(TypedDict, total=False):
     drop_last: bool
     budget: MemoryBudget | int | str | None
     cache_dir: PathLike | None
+    cache: CacheSpec | None
     cache_bytes: int | str
     progress: bool
     verify: Verify

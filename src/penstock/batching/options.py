@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_type_hin
 from penstock._suggest import check_options, named_options
 from penstock.batching.backends import get_backend
 from penstock.batching.collate import FIELDS
+from penstock.connections.shared_cache import CacheSpec, SharedCache, require_cache_dir, shared_cache
 from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.sharding import Contiguous, Sharding
 from penstock.errors import ConfigError
-from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget, parse_bytes
 from penstock.order.block_shuffle import BlockShuffle, shuffle_of
@@ -134,6 +134,11 @@ class Options(Shard, Padding, Output, RawRows):
     budget: MemoryBudget | int | str | None = option(None, "memory for prefetched batches: bytes, '1 GiB', or a budget")
     cache_dir: PathLike | None = option(None, "directory for stores made from raw files and parts of stores in buckets")
     cache_bytes: int | str = option("50 GiB", "size of the cache for parts of stores in buckets")
+    cache: CacheSpec | None = field(  # no repr: a URL may hold a password
+        default=None,
+        repr=False,
+        metadata={"doc": "URL of a cache of stores that machines share: redis://, s3://, gs://, az://, or a directory"},
+    )
     progress: bool = option(True, "show progress while raw files are prepared: live on a terminal, else a few lines")
     verify: Verify = option("fast", "checks of a store when it is opened; see `open_store`")
 
@@ -157,7 +162,9 @@ class Options(Shard, Padding, Output, RawRows):
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
             raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
         if self.cache_dir is not None:
-            require_local(self.cache_dir, "cache_dir")
+            require_cache_dir(self.cache_dir)
+        if self.cache is not None:
+            shared_cache(self.cache)
         object.__setattr__(self, "cache_bytes", parse_bytes(self.cache_bytes))
         assert self.pipeline  # which checks its options
         if self.quarantine is not None and self.on_error != "quarantine":
@@ -166,7 +173,7 @@ class Options(Shard, Padding, Output, RawRows):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without what belongs to this one. The rank is known by then."""
-        return self.__dict__ | {"budget": None, "group": None}
+        return self.__dict__ | {"budget": None, "group": None, "cache": None}
 
     @property
     def memory(self) -> MemoryBudget | None:
@@ -186,8 +193,12 @@ class Options(Shard, Padding, Output, RawRows):
         return PipelineConfig(on_error=self.on_error, quarantine=_text(self.quarantine))
 
     @property
-    def cache(self) -> Path | None:
-        return None if self.cache_dir is None else require_local(self.cache_dir, "cache_dir")
+    def cache_home(self) -> Path | None:
+        return None if self.cache_dir is None else require_cache_dir(self.cache_dir)
+
+    @property
+    def shared_cache(self) -> SharedCache | None:
+        return None if self.cache is None else shared_cache(self.cache)
 
 
 GROUPS: dict[str, type[Any]] = {"shard": Shard, "pad": Padding, "output": Output, "raw": RawRows}

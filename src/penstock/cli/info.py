@@ -16,6 +16,7 @@ from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.cli.prepare import store_lines
 from penstock.corpus.prepare import bad_rows_of
 from penstock.store import describe, open_store, versions
+from penstock.store.manifest import is_store
 
 _MOST_FILES = 10
 _HASHES = ("template", "tokenizer", "version")
@@ -36,7 +37,7 @@ def info(
     facts["left_out"] = list(lineage[-1].notes.get("left_out", ())) if lineage else []
     facts["versions"] = [
         {"version": each.version, "rows": each.rows, "tokens": each.tokens, "created": each.created}
-        for each in versions(store)
+        for each in (versions(store) if is_store(opened.home) else ())
     ]
     if verify:
         facts["verified"] = True
@@ -58,7 +59,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
         "left out": facts["left_out"],
         "bad rows": [f"{count(rows, 'row')} left out: {reason}" for reason, rows in facts["bad_rows"].items()],
         "steps": [step_text(step) for step in facts["transforms"]],
-        "created": [facts["created"]],
+        "created": [facts["created"]] if facts["created"] else [],
         "versions": [
             f"{each['version']}: {count(each['rows'], 'row')}, {each['created']}"
             + "  (this one)" * (each["version"] == facts["version"])

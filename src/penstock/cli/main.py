@@ -15,10 +15,12 @@ from penstock import __version__
 GROUPS = {
     "Prepare data": {
         "prepare": "Tokenize files into a store that training reads at random.",
+        "convert": "Convert stores from and to Megatron or MDS files.",
         "lint": "Check every row of a chat data set.",
         "show": "Print the tokens of a row, supervised ones in green.",
         "info": "Show rows, tokens, lengths and columns of a store.",
         "versions": "List the versions of a store, compare or check them out.",
+        "cache": "Show the size of a cache that machines share, or clear it.",
     },
     "Check a loader before training": {
         "plan": "Count steps, tokens, padding and packing of a loader.",

@@ -60,7 +60,7 @@ def built_in(group: str) -> dict[str, Maker]:
         if not isinstance(stage, type) or not hasattr(stage, _METHODS[group]):
             continue
         # Without a path, the output of a sink would be lost when the command ends.
-        if group == "sinks" and "path" not in inspect.signature(stage).parameters:
+        if group == "sinks" and not {"path", "url"} & inspect.signature(stage).parameters.keys():
             continue
         found[_snake_case(public.removesuffix(ending))] = stage
     return found | {_snake_case(stage.__name__.removesuffix(ending)): stage for stage in _ELSEWHERE[group]}

@@ -23,6 +23,7 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.source import Inputs
 from penstock.store import open_store
+from penstock.store.foreign.lookup import is_foreign
 from penstock.store.manifest import is_store, refuse_remote_store
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 
@@ -75,7 +76,7 @@ def show(
         sequences = list(sequences_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer))
     elif not is_remote(data) and not Path(data).exists():
         raise ConfigError(f"{data} does not exist")
-    elif (local := local_or_none(data)) is not None and is_store(local):
+    elif (local := local_or_none(data)) is not None and (is_store(local) or is_foreign(local)):
         sequences = _from_store(local, row, tokenizer)
     elif data.endswith((".yaml", ".yml")):
         raise ConfigError(f"{data} describes a loader; pass --step N")

@@ -37,7 +37,7 @@ from penstock.corpus.raw_rows import (
 )
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
-from penstock.files.listing import as_paths
+from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline import Source, Transform
 from penstock.sources import (
     ArrowSource,
@@ -46,11 +46,14 @@ from penstock.sources import (
     JsonlSource,
     MemorySource,
     ParquetSource,
+    SqlSource,
     open_source,
 )
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.file_source import check_columns
 from penstock.sources.inputs import Input, as_input
+from penstock.sources.lakes.base import LakeSource
+from penstock.sources.logs.base import LogSource
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
@@ -332,7 +335,7 @@ class Steps:
     unnamed: str | None = None
     """Reason why a store made by these transforms has no key."""
 
-    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str, left_out: Iterable[Path] = ()) -> Lineage:
+    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str, left_out: Iterable[InputFile] = ()) -> Lineage:
         """Lineage of a store. A store that skipped bad rows has another key than one that would have failed on them."""
         skipped = [f"bad rows: {on_error}"] if on_error != "raise" else []
         return Lineage(
@@ -357,7 +360,9 @@ class OpenedRecipe:
     @classmethod
     def of(cls, recipe: Recipe, inputs: Input) -> OpenedRecipe:
         """The recipe with files, or data in any form that `open_source` takes."""
-        given = as_paths(inputs) or as_input(inputs)
+        given = as_input(inputs)
+        if isinstance(given, LakeSource) and recipe.names is not None:
+            given = given.with_columns(recipe.names)
         if not isinstance(given, list):
             return cls(recipe, given)
         found = find_source(given)
@@ -378,7 +383,7 @@ class OpenedRecipe:
         recipe, source = self.recipe, self.given
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
-        if isinstance(source, MemorySource | IteratorSource):
+        if isinstance(source, MemorySource | IteratorSource | LogSource):
             there = source.column_names()
             if not there or source.size_hint() == 0:
                 raise DataError("there are no rows in the input", file=repr(source))
@@ -393,7 +398,9 @@ class OpenedRecipe:
             return source, None
         if isinstance(source, ParquetSource) and not recipe.is_chat(source.names):
             wanted = recipe.wanted_columns(source.names)
-            return ParquetSource(source.files, columns=wanted, allow_empty=recipe.allow_empty), None
+            return source.with_columns(wanted, allow_empty=recipe.allow_empty), None
+        if isinstance(source, SqlSource) and not recipe.is_chat(source.schema.names):
+            return source.only(recipe.wanted_columns(source.schema.names)), None
         if not isinstance(source, JsonlSource):
             return _without_conflicts(source, recipe), None
         names, text = source.first_columns(), recipe.text_column
@@ -408,12 +415,12 @@ class OpenedRecipe:
         return source, names
 
     @property
-    def left_out(self) -> Sequence[Path]:
+    def left_out(self) -> Sequence[InputFile]:
         """Files of the directory that are not read."""
         return self.given.left_out if isinstance(self.given, SourceFiles) else ()
 
     @property
-    def files(self) -> Sequence[Path]:
+    def files(self) -> Sequence[InputFile]:
         return cast(Sequence[Path], getattr(self.given, "files", ()))
 
     def request(self, inputs: Iterable[FileFingerprint], on_error: str) -> str | None:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock._suggest import did_you_mean
+from penstock.connections.shared_cache import CacheSpec, require_cache_dir, shared_cache
 from penstock.datasets.labels import Labels, score_rows, target_values, training_values
 from penstock.datasets.rows import (
     check_data,
@@ -37,7 +38,6 @@ from penstock.datasets.rows import (
 from penstock.datasets.spec import SPLITS, ColumnKind, ColumnSpec, CompetitionType, DataFiles, DatasetSpec, plain
 from penstock.datasets.tables import explain_missing, file_contents, find_file, read_names, read_table, split_file
 from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
-from penstock.files.filesystems import require_local
 from penstock.templates.columns import hiding
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ __all__ = ["ColumnKind", "ColumnSpec", "CompetitionType", "DataFiles", "DatasetS
 
 log = logging.getLogger(__name__)
 
-_OPTIONS = ("folds", "fold", "tokenizer", "max_length", "add_special_tokens")
+_OPTIONS = ("folds", "fold", "tokenizer", "max_length", "add_special_tokens", "cache")
 _SYNONYMS = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "eval": "val", "testing": "test"}
 _active = threading.local()
 """Datasets whose own methods run in this thread, by id."""
@@ -111,6 +111,7 @@ class KaggleDataset(ABC):
         tokenizer: Any = None,
         max_length: int | None = None,
         add_special_tokens: bool = True,
+        cache: CacheSpec | None = None,
     ) -> None:
         given = self.__dict__.pop("_given", {})
         if not isinstance(spec, DatasetSpec):
@@ -120,7 +121,10 @@ class KaggleDataset(ABC):
             raise ConfigError(f"transform must be a function of a sample, got {transform!r}")
         self.spec, self.transform = spec, transform
         self._check_leak = self.says_whole_rows
-        self.cache_dir = require_local(cache_dir, "cache_dir") if cache_dir is not None else None
+        self.cache_dir = require_cache_dir(cache_dir) if cache_dir is not None else None
+        self.cache: CacheSpec | None = given.get("cache", cache)
+        if self.cache is not None:
+            shared_cache(self.cache)
         self.folds: Folds | None = given.get("folds", folds)
         self.fold: int = self._fold_of(plain(given.get("fold", fold)))
         self._tokenizer: Any = given.get("tokenizer", tokenizer)

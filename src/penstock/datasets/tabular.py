@@ -18,6 +18,7 @@ import xxhash
 from penstock._forks import renewed
 from penstock._suggest import did_you_mean
 from penstock.arrays.text import is_text
+from penstock.connections.shared_cache import CacheSpec, shared_cache
 from penstock.datasets.base import DatasetSpec, KaggleDataset
 from penstock.datasets.dates import with_dates
 from penstock.datasets.labels import Labels
@@ -32,6 +33,7 @@ from penstock.datasets.rows import (
 from penstock.datasets.tables import find_file, read_names, read_table, split_file
 from penstock.datasets.text_encoder import few_shot_template, kept_table, template_for
 from penstock.errors import ConfigError, SchemaError
+from penstock.files.cache import default_cache_directory
 
 if TYPE_CHECKING:
     from penstock.datasets.folds import Folds
@@ -52,6 +54,7 @@ class DatasetOptions(TypedDict, total=False):
     tokenizer: Any
     max_length: int | None
     add_special_tokens: bool
+    cache: CacheSpec | None
 
 
 class TabularDataset(KaggleDataset):
@@ -65,10 +68,11 @@ class TabularDataset(KaggleDataset):
     converter. The text never contains the target, and the id only if the template names it. `exclude` omits columns,
     and the `[...]` parts of a sentence that name them. `few_shot=k` puts k labelled rows of the training fold, never
     the row itself, before each row. `options` are those of `KaggleDataset`: `folds`, `fold`, `tokenizer`, `max_length`,
-    `add_special_tokens`.
+    `add_special_tokens`, `cache`.
 
     All texts are rendered and tokenised together on first use. With a `cache_dir` the token ids are cached under a key
-    of the texts, labels and ids, and mapped by any number of processes.
+    of the texts, labels and ids, and mapped by any number of processes. With a `cache` (its URL, see `open_cache`)
+    other machines find them there.
 
     Columns have the types of the training file; ids and categories keep leading zeros (see `read_table`). If training
     has numbers and the spec has no kind for a column, a code such as 01234 in another file is an error.
@@ -279,10 +283,11 @@ class TabularDataset(KaggleDataset):
         return {"content": content, "encoder": self.encoder.fingerprint}
 
     def _kept_or_made(self) -> pa.Table:
-        if self.cache_dir is None:
+        if self.cache_dir is None and self.cache is None:
             return self._make_columns()
-        before = self.cut_rows
-        table = kept_table(self.cache_dir, self._key, self._make_columns, rows=len(self))
+        before, directory = self.cut_rows, self.cache_dir or default_cache_directory() / "tables"
+        shared = None if self.cache is None else shared_cache(self.cache)
+        table = kept_table(directory, self._key, self._make_columns, rows=len(self), cache=shared)
         if self.cut_rows == before:  # read from the cache, with the counts of its making
             rows, tokens = orjson.loads(table.schema.metadata[_CUT])
             self.encoder.count_cut(rows, tokens, len(self))

@@ -14,10 +14,12 @@ import pyarrow as pa
 import xxhash
 
 from penstock.arrays.ragged import Ragged, list_array
+from penstock.connections.shared_cache import SharedCache
 from penstock.datasets.spec import ColumnSpec, DatasetSpec
 from penstock.errors import ConfigError, DataError
 from penstock.files.cache import get_or_make_file
 from penstock.files.checksums import ARROW_TAIL, HashedFile, check_file
+from penstock.store.shared_files import fetch_file, share_file
 from penstock.templates.base_template import BaseTemplate, names_of
 from penstock.templates.converters import TabularTextConverter, make_style
 from penstock.templates.few_shot import FewShot
@@ -217,14 +219,22 @@ def few_shot_template(
 
 
 def kept_table(
-    directory: Path, key: Mapping[str, Any], make: Callable[[], pa.Table], *, rows: int, wait_seconds: float = 3600.0
+    directory: Path,
+    key: Mapping[str, Any],
+    make: Callable[[], pa.Table],
+    *,
+    rows: int,
+    wait_seconds: float = 3600.0,
+    cache: SharedCache | None = None,
 ) -> pa.Table:
     """Table of a key, mapped from its Arrow file; if there is none, one process makes it and the others wait.
 
-    A file that is damaged, or has not `rows` rows, is made again.
+    A file that is damaged, or has not `rows` rows, is made again. It is looked for in `cache` before it is made, and
+    put there afterwards.
     """
     name = xxhash.xxh3_128_hexdigest(orjson.dumps({"version": TABLE_VERSION, **key}, option=orjson.OPT_SORT_KEYS))
     found: pa.Table | None = None
+    made = False
 
     def is_valid(file: Path) -> bool:
         nonlocal found
@@ -232,7 +242,14 @@ def kept_table(
         return found is not None
 
     def write(file: BinaryIO) -> None:
-        table = make()
+        nonlocal made
+        if cache is not None and fetch_file(cache, name, file):
+            file.flush()
+            if _read(Path(file.name), rows) is not None:
+                return
+            file.seek(0)
+            file.truncate()
+        made, table = True, make()
         hashed = HashedFile(file)
         with pa.ipc.new_file(hashed, table.schema) as writer:
             writer.write_table(table)
@@ -244,6 +261,8 @@ def kept_table(
     get_or_make_file(file, write, is_valid=is_valid, wait_seconds=wait_seconds)
     if found is None:
         found = _read(file, rows)
+    if made and cache is not None:
+        share_file(cache, name, file)
     assert found is not None
     return found
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import xxhash
 
@@ -76,6 +76,40 @@ class CacheBackend(Protocol):
     def entries(self) -> Iterator[CacheEntry]:
         """All there are, in no order."""
         ...
+
+
+def check_key(key: str) -> str:
+    """The key, if it is one; otherwise a ConfigError."""
+    if not _KEY.fullmatch(key):
+        raise ConfigError(
+            f"{key!r} cannot be a cache key; expected up to 128 of 0-9 a-z . _ - with a letter or digit first: "
+            "use content_key(...) or a hex digest"
+        )
+    return key
+
+
+SEAL_BYTES = 24
+_SEAL = b"penstock"
+
+
+def sealed(key: str, data: bytes) -> bytes:
+    """Data with a checksum of itself and its key at the end, for storage that has none."""
+    return b"".join((data, _SEAL, _seal(key, data)))
+
+
+def unsealed(key: str, data: Any) -> bytes | None:
+    """Data as it was given to `sealed`; None if any bit of it or its key has changed."""
+    view = memoryview(data)
+    content = view[:-SEAL_BYTES]
+    if len(view) < SEAL_BYTES or view[-SEAL_BYTES:] != _SEAL + _seal(key, content):
+        return None
+    return bytes(content)
+
+
+def _seal(key: str, data: Any) -> bytes:
+    digest = xxhash.xxh3_128(key.encode())
+    digest.update(data)
+    return digest.digest()
 
 
 def lock_of(path: Path) -> Path:
@@ -229,12 +263,7 @@ class DiskCache:
             _unlink(file)
 
     def _folder(self, key: str) -> Path:
-        if not _KEY.fullmatch(key):
-            raise ConfigError(
-                f"{key!r} cannot be a cache key; expected up to 128 of 0-9 a-z . _ - with a letter or digit first: "
-                "use content_key(...) or a hex digest"
-            )
-        return self.directory / xxhash.xxh3_64_hexdigest(key.encode())[:2]
+        return self.directory / xxhash.xxh3_64_hexdigest(check_key(key).encode())[:2]
 
     def _lock_path(self, key: str) -> Path:
         self._folder(key)

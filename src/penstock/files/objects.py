@@ -17,18 +17,20 @@ import logging
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
 from penstock._optional import require
-from penstock.errors import ConfigError, DataError
-from penstock.files.filesystems import cut, scheme_of, shown
+from penstock.errors import ChangedFileError, ConfigError, DataError
+from penstock.files import filesystems
+from penstock.files.filesystems import cut, is_remote, local_or_none, require_local, scheme_of, shown
 from penstock.files.listing import PathLike
 
 log = logging.getLogger(__name__)
@@ -41,6 +43,11 @@ RETRY_SECONDS = 60.0
 """Longest time in which one request is tried again."""
 PART_BYTES = 8 << 20
 """Size of the parts of an upload, and of the requests for a long range. S3 takes parts of 5 MiB and more."""
+LEAST_PART_BYTES = 5 << 20
+"""S3 refuses smaller parts, but for the last."""
+_COPIED_BYTES = 1 << 20
+_COPIED_BY_SERVER = 5 << 30
+"""Longest object that S3 copies in one request."""
 _TOGETHER_BYTES = 1 << 16
 """Ranges that are less apart than this are one request."""
 _MOST_RETRIES = 30
@@ -62,10 +69,24 @@ class ObjectInfo:
     etag: str | None
     """Changes with the content. With it, `Bucket.read` refuses an object that was replaced."""
     modified_ns: int
+    version: str | None = None
+
+    @property
+    def written(self) -> ObjectVersion:
+        """For `Bucket.write(replaced=...)`."""
+        return ObjectVersion(self.etag, self.version)
 
 
-class ChangedObjectError(DataError):
-    """An object that was replaced or deleted while it was read."""
+@dataclass(frozen=True, slots=True)
+class ObjectVersion:
+    """Version that a conditional write refers to: the ETag, and the number that Google Cloud Storage has for it."""
+
+    etag: str | None
+    version: str | None = None
+
+
+class ChangedObjectError(ChangedFileError):
+    """An object that was replaced or deleted while it was read, or after it was listed."""
 
 
 class ObjectExistsError(FileExistsError):
@@ -78,12 +99,49 @@ def is_object_url(path: PathLike) -> bool:
     return "::" not in text and text.partition("://")[0].lower() in OBJECT_SCHEMES and "://" in text
 
 
-def open_bucket(url: PathLike) -> tuple[Bucket, str]:
+def output_place(path: PathLike, what: str) -> Path | str:
+    """The local path, or the URL of an object store, at which something is to be written; others are a ConfigError.
+
+    A URL that went through `Path`, which makes one slash of two, is restored.
+    """
+    text = os.fspath(path)
+    scheme, colon, rest = text.partition(":/")
+    if colon and scheme.lower() in OBJECT_SCHEMES and "::" not in text:
+        return f"{scheme}://{rest.lstrip('/')}"
+    if is_remote(text) and local_or_none(text) is None:
+        raise ConfigError(
+            f"{shown(text)!r} is a URL that cannot be written to: {what} must be a path on this machine or a URL of an "
+            "object store (s3://, gs://, az://); write there, and copy it with the tools of the storage"
+        )
+    return require_local(path, what)
+
+
+def beside(place: Path | str, prefix: str = "", suffix: str = "") -> Path | str:
+    """The place with a longer name: `.out.jsonl.lock` for `out.jsonl`. The query of a URL stays behind it."""
+    if isinstance(place, Path):
+        return place.with_name(f"{prefix}{place.name}{suffix}")
+    path, query = cut(place)
+    above, slash, name = path.rstrip("/").rpartition("/")
+    return f"{above}{slash}{prefix}{name}{suffix}{query}"
+
+
+def name_of(place: PathLike) -> str:
+    """The last part of a path or URL, without a query."""
+    text = os.fspath(place)
+    return cut(text)[0].rstrip("/").rpartition("/")[2] if is_object_url(text) else Path(text).name
+
+
+def shown_place(place: Path | str) -> str:
+    """A path or URL for messages and states: without a query, which may hold credentials, and without a password."""
+    return str(place) if isinstance(place, Path) else shown(cut(place)[0].rstrip("/"))
+
+
+def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[Bucket, str]:
     """The bucket that a URL leads into, and the key in it (empty for the bucket itself).
 
     Credentials and addresses come from the environment (`AWS_...`, `GOOGLE_...`, `AZURE_...`), from `~/.aws`, from the
     machine's own identity, or from the query of the URL (`?region=eu-west-1&endpoint=http://...`). Clients are shared
-    by all users in a process.
+    by all users in a process. `retry_seconds` is for those who can do without the answer: by default `RETRY_SECONDS`.
     """
     text = os.fspath(url)
     if not is_object_url(text):
@@ -91,7 +149,14 @@ def open_bucket(url: PathLike) -> tuple[Bucket, str]:
         raise ConfigError(f"{shown(text)!r} is no URL of an object store; expected {known}")
     path, query = cut(text)
     root, _, key = path.partition("://")[2].partition("/")
-    return _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark()), key.strip("/")
+    bucket = _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark(), retry_seconds)
+    return bucket, key.strip("/")
+
+
+def bucket_has(url: PathLike) -> bool:
+    """True if there is an object at a URL, or any below it."""
+    bucket, key = open_bucket(url)
+    return bucket.info(key) is not None or next(bucket.objects(f"{key}/"), None) is not None
 
 
 def _environment_mark() -> int:
@@ -101,25 +166,30 @@ def _environment_mark() -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _bucket(scheme: str, root: str, query: str, mark: int) -> Bucket:
+def _bucket(scheme: str, root: str, query: str, mark: int, retry_seconds: float | None) -> Bucket:
     require("obstore", "cloud")
-    login, _, name = root.rpartition("@") if scheme in ("s3", "s3a") else ("", "", root)
+    login, _, name = root.rpartition("@") if scheme in ("s3", "s3a", "gs", "gcs") else ("", "", root)
     if not name:
         raise ConfigError(f"{scheme}:// needs the name of a bucket, such as {scheme}://bucket/key")
     options = {_OPTIONS.get(key, key): value for key, value in parse_qsl(query)}
-    if login:
+    if login == "anonymous":
+        options["skip_signature"] = "true"
+    elif login:
         user, _, password = login.partition(":")
         options |= {"access_key_id": unquote(user), "secret_access_key": unquote(password)}
     try:
-        store = _client(scheme, name, options, retries=0)  # `Bucket` asks again itself, also if a body is cut off
+        # `Bucket` asks again itself, also if a body is cut off.
+        store = _client(scheme, name, options, retries=0, patience=retry_seconds or RETRY_SECONDS)
     except Exception as error:  # noqa: BLE001 - obstore's errors have no common base here
         raise ConfigError(
             f"{scheme}://{name} cannot be opened: {_said(error)}; check the options in the URL and the environment"
         ) from None
-    return Bucket(f"{scheme}://{name}", store, functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES))
+    patience = retry_seconds or RETRY_SECONDS
+    patient = functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES, patience=patience)
+    return Bucket(f"{scheme}://{name}", store, patient, retry_seconds)
 
 
-def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -> Any:
+def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, patience: float) -> Any:
     from obstore.store import AzureStore, GCSStore, S3Store
 
     options: dict[str, Any] = dict(given)
@@ -128,10 +198,17 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int) -
     if endpoint and "://" not in endpoint:
         options["endpoint"] = endpoint = f"{'http' if allow_http else 'https'}://{endpoint}"
     ways: dict[str, Any] = {
-        "client_options": {"timeout": "60s", "connect_timeout": "5s", "pool_idle_timeout": "30s"},
-        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=RETRY_SECONDS)},
+        "client_options": {
+            "timeout": f"{min(filesystems.ANSWER_SECONDS, 3 * patience):g}s",
+            "connect_timeout": f"{min(5.0, patience):g}s",
+            "pool_idle_timeout": "30s",
+        },
+        "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=patience)},
     }
     if scheme in ("gs", "gcs"):
+        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+            options = {"base_url": emulator, "skip_signature": "true"} | options
+            ways["client_options"]["allow_http"] = True
         return GCSStore(name, **options, **ways)
     if scheme in ("az", "azure", "adl", "abfs", "abfss"):
         container, _, account = name.partition("@")
@@ -179,9 +256,19 @@ def _profile() -> dict[str, str]:
 class Bucket:
     """The objects of one bucket. Safe to use from many threads; every method waits for its answer without the GIL."""
 
-    def __init__(self, url: str, store: Any, patient: Callable[[], Any] | None = None) -> None:
-        self.url, self._store = url, store
+    def __init__(
+        self, url: str, store: Any, patient: Callable[[], Any] | None = None, retry_seconds: float | None = None
+    ) -> None:
+        self.url, self._store, self._retry_seconds = url, store, retry_seconds
         self._make_patient, self._patient_store = patient, None
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Options by which other clients reach the bucket, credentials among them: not for messages or states."""
+        options = {str(name): str(value) for name, value in self._store.config.items() if name != "bucket"}
+        if str((self._store.client_options or {}).get("allow_http")).lower() == "true":
+            options["allow_http"] = "true"
+        return options
 
     def url_of(self, key: str) -> str:
         return f"{self.url}/{key}"
@@ -199,14 +286,14 @@ class Bucket:
         """The objects below a prefix, which ends at a `/`, sorted by key; those behind the key `after`."""
         import obstore
 
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 for page in obstore.list(self._store, prefix or None, offset=after):
                     for found in sorted(page, key=lambda one: one["path"]):
                         after = found["path"]
                         yield _info(found)
-                    until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+                    until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
                 return
             except Exception as error:  # noqa: BLE001 - raised again unless asking again helps
                 pause = self._wait(prefix, error, until, pause)
@@ -217,7 +304,8 @@ class Bucket:
 
         found = self._ask(prefix, lambda: obstore.list_with_delimiter(self._store, prefix or None))
         folders = sorted(folder.rstrip("/").rpartition("/")[2] for folder in found["common_prefixes"])
-        return folders, sorted(map(_info, found["objects"]), key=lambda one: one.key)
+        objects = sorted(map(_info, found["objects"]), key=lambda one: one.key)
+        return folders, [one for one in objects if one.key.rstrip("/") != prefix.rstrip("/")]  # marks of empty folders
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, etag: str | None = None) -> Any:
         """Bytes from `start` to `stop`, as a buffer; fewer at the end of the object. One request.
@@ -264,35 +352,62 @@ class Bucket:
                 raise DataError(f"ends before byte {stop}", file=self.url_of(key))
         return buffers
 
-    def write(self, key: str, data: Any, *, create: bool = False, replaced: str | None = None) -> str | None:
-        """Write an object in one step; its ETag. `create` refuses to replace one, `replaced` any but that ETag.
+    def write(
+        self, key: str, data: Any, *, create: bool = False, replaced: ObjectVersion | None = None
+    ) -> ObjectVersion:
+        """Write an object in one step. `create` refuses to replace one, `replaced` any but that version.
 
         The refusal is an `ObjectExistsError`. A request whose answer got lost is made again, so that the refusal may be
         caused by the writer itself: who relies on it looks at what is there.
         """
         import obstore
 
-        mode: Any = "create" if create else {"e_tag": replaced} if replaced is not None else "overwrite"
+        mode: Any = "create" if create else "overwrite"
+        if replaced is not None:
+            facts = {"e_tag": replaced.etag, "version": replaced.version}
+            mode = {name: fact for name, fact in facts.items() if fact is not None}
         result = self._ask(key, lambda: obstore.put(self._store, key, data, mode=mode, use_multipart=False))
-        tag = result["e_tag"]
-        return str(tag) if tag is not None else None
+        return ObjectVersion(result["e_tag"], result.get("version"))
 
-    def writer(self, key: str) -> ObjectWriter:
-        """Upload in parts; the object appears with `commit()`."""
-        return ObjectWriter(self, key)
+    def writer(self, key: str, part_bytes: int = PART_BYTES) -> ObjectWriter:
+        """Upload in parts; the object appears with `commit()`. It may have 10,000 parts."""
+        return ObjectWriter(self, key, part_bytes)
+
+    def upload(self, key: str, file: BinaryIO, part_bytes: int = PART_BYTES) -> None:
+        """An object with what a file has from its position on. It appears whole."""
+        with self.writer(key, part_bytes) as writer:
+            while data := file.read(_COPIED_BYTES):
+                writer.write(data)
+
+    def download(self, key: str, file: BinaryIO, *, etag: str | None = None) -> None:
+        """Write the bytes of an object into a file, a part at a time."""
+        start = 0
+        found = self.info(key)
+        if found is None:
+            raise FileNotFoundError(f"no such object: {shown(self.url_of(key))!r}")
+        while start < found.size:
+            data = self.read(key, start, min(found.size, start + PART_BYTES), etag=etag or found.etag)
+            file.write(data)
+            start += len(data)
 
     def copy(self, key: str, target: str) -> None:
-        """Copy within the bucket, by the server."""
+        """Copy within the bucket: by the server, or through this machine what is too long for that."""
         import obstore
 
+        found = self.info(key)
+        if found is not None and found.size > _COPIED_BY_SERVER:
+            with self.writer(target, 8 * PART_BYTES) as writer:
+                self.download(key, cast(BinaryIO, writer), etag=found.etag)
+            return
         self._ask(key, lambda: obstore.copy(self._store, key, target))
 
-    def delete(self, key: str) -> None:
-        """Delete an object; nothing happens if there is none."""
+    def delete(self, key: str, *more: str) -> None:
+        """Delete objects; nothing happens if there are none."""
         import obstore
 
+        keys: Any = [key, *more] if more else key
         with contextlib.suppress(FileNotFoundError):
-            self._ask(key, lambda: obstore.delete(self._store, key))
+            self._ask(key, lambda: obstore.delete(self._store, keys))
 
     @property
     def patient(self) -> Any:
@@ -308,7 +423,7 @@ class Bucket:
 
     def _ask(self, key: str, ask: Callable[[], Answer], *, pinned: bool = False) -> Answer:
         """The answer to a request, which is made again where that may help."""
-        until, pause = time.monotonic() + RETRY_SECONDS, _FIRST_PAUSE
+        until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
                 return ask()
@@ -319,10 +434,11 @@ class Bucket:
         """Wait before a request is made again, and return the next pause; raise where it is of no use, or too late."""
         self._raise_for(key, error, pinned=pinned)
         where = shown(self.url_of(key))
-        if time.monotonic() + pause > until:
+        # While the interpreter ends, nobody waits for the answer, and the threads that ask would hold it up.
+        if time.monotonic() + pause > until or not threading.main_thread().is_alive():
             raise ConnectionError(
-                f"{where!r}: no whole answer within {RETRY_SECONDS:g} s: {_said(error)}; check the network and the "
-                "address, or try again later"
+                f"{where!r}: no whole answer within {self._retry_seconds or RETRY_SECONDS:g} s: {_said(error)}; check "
+                "the network and the address, or try again later"
             ) from None
         log.debug("%s: %s; asking again", where, _said(error))
         time.sleep(pause * (0.5 + random.random()))
@@ -345,19 +461,22 @@ class Bucket:
             raise ObjectExistsError(f"{where!r} was written by another writer meanwhile") from None
         if isinstance(error, known.PreconditionError):
             raise _changed(where, gone=False) from None
-        if isinstance(error, (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)):
+        denied = (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)
+        if isinstance(error, denied) or status in ("401", "403"):  # lists raise a GenericError
             raise PermissionError(
                 f"{where!r} may not be used with these credentials: {_said(error)}; check the keys of the environment"
             ) from None
         if not isinstance(error, known.BaseError):
             raise error
+        if status == "507":
+            raise OSError(f"{where!r} cannot be written: the store is full ({_said(error)}); make room there") from None
         permanent = status is not None and status[0] in "34" and status not in _LATER
         if (
             permanent
             or "builder error" in str(error)
             or isinstance(error, (known.NotSupportedError, NotImplementedError))
         ):
-            raise OSError(f"{where!r} cannot be used: {_said(error)}") from None
+            raise ConnectionError(f"{where!r} cannot be used: {_said(error)}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a Bucket cannot be pickled; pass its URL, and call open_bucket there")
@@ -369,18 +488,24 @@ class Bucket:
 class ObjectWriter:
     """An upload that becomes an object with `commit()`, whole, and nothing before; `abort()` leaves nothing.
 
-    A file for whoever writes to it. Holds one part in memory, and the parts on their way: `held_bytes()`.
+    A file for whoever writes to it. Holds three parts in memory, two of them on their way: `held_bytes()`.
     A part that is not taken is sent again. As a context manager it commits on success.
     """
 
     _MOST_ON_THE_WAY = 2
 
-    def __init__(self, bucket: Bucket, key: str) -> None:
-        self._bucket, self.key = bucket, key
+    def __init__(self, bucket: Bucket, key: str, part_bytes: int = PART_BYTES) -> None:
+        self._bucket, self.key, self._part_bytes = bucket, key, max(LEAST_PART_BYTES, part_bytes)
         self._upload: Any = None
         self._waiting = bytearray()
+        """What may still become an object in one request."""
         self._written = 0
-        self.closed = False
+        self._before: ObjectInfo | None = None
+        self.closed = self.discarding = False
+
+    @property
+    def name(self) -> str:
+        return shown(self._bucket.url_of(self.key))
 
     def writable(self) -> bool:
         return True
@@ -398,26 +523,39 @@ class ObjectWriter:
         return
 
     def held_bytes(self) -> int:
-        return (1 + self._MOST_ON_THE_WAY) * PART_BYTES
+        if self._upload is None:
+            return len(self._waiting)
+        return (1 + self._MOST_ON_THE_WAY) * self._part_bytes
 
     def write(self, data: Any) -> int:
         view = memoryview(data).cast("B")
-        self._waiting += view
+        if self.closed:
+            raise ValueError(f"{self.name!r} is closed")
+        if self.discarding:
+            return len(view)
         self._written += len(view)
-        if len(self._waiting) >= PART_BYTES:
-            self._send()
+        if self._upload is None and len(self._waiting) + len(view) < self._part_bytes:
+            self._waiting += view
+            return len(view)
+        if self._upload is None:
+            self._open()
+        for start in range(0, len(view), _COPIED_BYTES):
+            self._send(view[start : start + _COPIED_BYTES])
         return len(view)
 
-    def _send(self) -> None:
+    def _open(self) -> None:
         import obstore
 
-        if self._upload is None:
-            self._upload = obstore.open_writer(
-                self._bucket.patient, self.key, buffer_size=PART_BYTES, max_concurrency=self._MOST_ON_THE_WAY
-            )
+        self._upload = obstore.open_writer(
+            self._bucket.patient, self.key, buffer_size=self._part_bytes, max_concurrency=self._MOST_ON_THE_WAY
+        )
+        self._before = self._bucket.info(self.key)
+        waiting, self._waiting = self._waiting, bytearray()
+        self._send(memoryview(waiting))
+
+    def _send(self, data: memoryview) -> None:
         with self._naming():
-            self._upload.write(bytes(self._waiting))
-        self._waiting.clear()
+            self._upload.write(data)
 
     def commit(self) -> None:
         """Make the object visible."""
@@ -426,22 +564,37 @@ class ObjectWriter:
         if self._upload is None:
             self._bucket.write(self.key, bytes(self._waiting))
         else:
-            with self._naming():
-                if self._waiting:
-                    self._upload.write(bytes(self._waiting))
-                self._upload.close()
+            try:
+                with self._naming():
+                    self._upload.close()
+            except (OSError, FileNotFoundError):
+                if not self._appeared():
+                    raise
         self.closed = True
         self._waiting.clear()
 
-    close = commit
+    def _appeared(self) -> bool:
+        """True if the object is there although its upload ended with an error: the answer to the last request got
+        lost, and the store knows no such upload when it is asked again."""
+        try:
+            found = self._bucket.info(self.key)
+        except OSError:
+            return False
+        return (
+            found is not None
+            and found.size == self._written
+            and (self._before is None or found.etag != self._before.etag)
+        )
 
     def abort(self) -> None:
-        """Give the upload up."""
+        """Give the upload up; after `commit()`, do nothing."""
         if self._upload is not None and not self.closed:
             with contextlib.suppress(Exception):
                 self._upload.__exit__(ValueError, ValueError(), None)
         self._upload, self.closed = None, True
         self._waiting.clear()
+
+    close = abort
 
     @contextlib.contextmanager
     def _naming(self) -> Iterator[None]:
@@ -456,20 +609,23 @@ class ObjectWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        if kind is None:
-            self.commit()
-        else:
+        try:
+            if kind is None:
+                self.commit()
+        finally:
             self.abort()
 
 
 def _info(found: Mapping[str, Any]) -> ObjectInfo:
     modified = found["last_modified"]
-    return ObjectInfo(found["path"], found["size"], found.get("e_tag"), int(modified.timestamp() * 1e9))
+    return ObjectInfo(
+        found["path"], found["size"], found.get("e_tag"), int(modified.timestamp() * 1e9), found.get("version")
+    )
 
 
 def _changed(url: str, *, gone: bool) -> ChangedObjectError:
-    what = "was deleted" if gone else "was replaced by another object"
-    return ChangedObjectError(f"{what} while it was read; restore it, or begin again with the new one", file=url)
+    what = "it was deleted" if gone else "it was replaced by another object"
+    return ChangedObjectError(what, file=shown(url))
 
 
 def _said(error: Exception) -> str:

@@ -5,6 +5,7 @@ from penstock.batching.options import Output as Output
 from penstock.batching.options import Padding as Padding
 from penstock.batching.options import RawRows as RawRows
 from penstock.batching.options import Shard as Shard
+from penstock.corpus.convert import convert as convert
 from penstock.corpus.prepare import Prepared as Prepared
 from penstock.corpus.prepare import prepare as prepare
 from penstock.corpus.recipe import Recipe as Recipe

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -23,12 +23,15 @@ from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.profile import Profile
 from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Plan
+from penstock.pipeline.event_loop import AsyncBatches, CallThread
 from penstock.pipeline.prefetch import ReadAhead
 
 log = logging.getLogger(__name__)
 _SLOW_SECONDS = 0.002
 """Batches that take longer than this are prefetched, unless `prefetch` is set."""
 _PREFETCH = 2
+_GRACE_SECONDS = 1.0
+"""Longest wait of a cancelled task for the batch that is being made."""
 _TIMED_BATCHES = 256
 """Batches of a loop whose preparation is timed."""
 _FIXED = frozenset({"options", "rank", "batch_size", "drop_last"})
@@ -63,6 +66,13 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+@runtime_checkable
+class _Interruptible(Protocol):
+    """An engine that may wait for rows. If `interrupt` returns True it has to be closed, and works again then."""
+
+    def interrupt(self) -> bool: ...
+
+
 class DataLoader:
     """Batches for training, in an order that depends on nothing but the plan, the seed and the step.
 
@@ -86,6 +96,7 @@ class DataLoader:
     _prefetcher: _Prefetcher | None = None
     _closed = False
     _profile: Profile | None = None
+    _calls: CallThread | None = None
 
     def __init_subclass__(
         cls, options: tuple[type[Any], ...] = (), without: Collection[str] = (), **keywords: Any
@@ -134,11 +145,7 @@ class DataLoader:
 
     def get_iterator(self) -> Iterator[TrainingBatch]:
         """Batches of the rest of this epoch."""
-        self._check_ready()
-        self._leave_loop()
-        self._loops += 1
-        self._end_prefetch()
-        return self._iterate(self._loops)
+        return self._begin_loop()
 
     def get_num_batches(self) -> int:
         """Number of batches of this epoch. With packing, plans the whole epoch on lengths, once."""
@@ -161,6 +168,52 @@ class DataLoader:
 
     def __iter__(self) -> Iterator[TrainingBatch]:
         return self.get_iterator()
+
+    def __aiter__(self) -> AsyncBatches[TrainingBatch]:
+        """Batches of the rest of this epoch for `async for`; the event loop is free while one is awaited.
+
+        Leaving the loop, or cancelling its task, leaves the loader after the last batch that was delivered.
+        """
+        if self._calls is None:
+            self._calls = CallThread()
+        own = type(self).get_iterator is not DataLoader.get_iterator
+        transfer = None if own else DeviceTransfer(self.options)  # here, in the thread that uses the batches
+        loop = 0
+        interrupted = False
+
+        def begin(_: object) -> Iterator[TrainingBatch]:
+            nonlocal loop
+            if transfer is None:
+                return self.get_iterator()
+            batches = self._begin_loop(transfer)
+            loop = self._loops
+            return follow(batches)
+
+        def follow(batches: Generator[TrainingBatch, None, None]) -> Iterator[TrainingBatch]:
+            try:
+                yield from batches
+            finally:
+                if interrupted:
+                    self._engine.close()
+
+        def stop() -> None:
+            nonlocal interrupted
+            if loop and loop == self._loops:
+                self._loops += 1
+                interrupted = isinstance(self._engine, _Interruptible) and self._engine.interrupt()
+
+        def rewind(position: Any) -> None:
+            self._position = position
+
+        return AsyncBatches(
+            self._calls,
+            begin,
+            stop=stop,
+            mark=lambda: self._position,
+            rewind=rewind,
+            receive=None if transfer is None else transfer.receive,
+            grace_seconds=_GRACE_SECONDS,
+        )
 
     def __len__(self) -> int:
         return self.get_num_batches()
@@ -299,7 +352,7 @@ class DataLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without what runs in this one."""
-        running = {"_prefetcher": None, "_profile": None, "_loop": None}
+        running = {"_prefetcher": None, "_profile": None, "_loop": None, "_calls": None}
         return self.__dict__ | (running if self._engine is not None else {})
 
     def __repr__(self) -> str:
@@ -310,15 +363,25 @@ class DataLoader:
         facts += [workers] if (workers := getattr(self._engine, "workers", None)) else []  # of a stream
         return f"{name}({self._engine.names}; {', '.join(facts)})"
 
-    def _iterate(self, loop: int) -> Generator[TrainingBatch, None, None]:
-        """Rest of an epoch; continues at the new position whenever the loader is moved or its plan is edited."""
+    def _begin_loop(self, receiver: DeviceTransfer | None = None) -> Generator[TrainingBatch, None, None]:
+        self._check_ready()
+        self._leave_loop()
+        self._loops += 1
+        self._end_prefetch()
+        return self._iterate(self._loops, receiver)
+
+    def _iterate(self, loop: int, receiver: DeviceTransfer | None) -> Generator[TrainingBatch, None, None]:
+        """Rest of an epoch; continues at the new position whenever the loader is moved or its plan is edited.
+
+        With a `receiver` another thread receives the batches.
+        """
         process = os.getpid()
         while True:
             moves, edits = self._moves, self._edits
             profile = self._profile
             if profile is not None:
                 profile.wait()
-            transfer = DeviceTransfer(self.options)  # here, in the thread that uses the batches
+            transfer = receiver or DeviceTransfer(self.options)  # here, in the thread that uses the batches
             made = transfer.send_all(self._engine.batches(self._position))
             prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options)
             self._prefetcher, epoch = prefetcher, self.epoch
@@ -327,7 +390,10 @@ class DataLoader:
             try:
                 for batch, following in prefetcher:
                     count += 1
-                    transfer.receive(batch)
+                    if receiver is None:
+                        transfer.receive(batch)
+                    elif self._loops != loop:
+                        return  # nobody waits for it: it is the next one again
                     self._position, epoch = following, batch.metadata["epoch"]
                     if self._profile is not None:
                         self._profile.deliver(batch)

@@ -56,6 +56,7 @@ from penstock.memory import MemoryBudget
 from penstock.order.plan import Plan
 from penstock.order.schedules import Schedule
 from penstock.store import open_store
+from penstock.store.foreign.lookup import is_foreign
 from penstock.store.manifest import is_store, refuse_remote_store
 from penstock.types.conversion import Problems, convert
 
@@ -167,7 +168,7 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
     """
     refuse_remote_store(path)
     file = fetch(path) if is_remote(path) else Path(path)
-    if is_store(file):
+    if is_store(file) or is_foreign(file):
         with open_store(file) as store:
             kind = "pretrain" if store.manifest.mask_column is None else "conversation"
             if stored_kind(store.manifest) is not None:

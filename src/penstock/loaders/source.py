@@ -28,7 +28,10 @@ from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
 from penstock.sources.inputs import Input, as_input, shown_input
+from penstock.sources.tables import kind_of
 from penstock.store import Store, open_store
+from penstock.store.foreign.base import ForeignStore
+from penstock.store.foreign.lookup import has_texts, is_foreign, open_dataset
 from penstock.store.gather import TokenTable
 from penstock.store.manifest import Manifest, bucket_stores, is_store, refuse_remote_store
 from penstock.store.preferences import label_column
@@ -87,10 +90,17 @@ def open_inputs(
     Of several processes that need the same store, one makes it and the others wait. Stores of preferences are refused
     unless `preference` is set.
     """
-    paths = paths if isinstance(paths, Store) else as_paths(paths) or as_input(paths)  # once: it may be an iterator
-    stores = _stores(paths, options)
+    if not isinstance(paths, Store):
+        # Once: it may be an iterator.
+        saved = None if as_paths(paths) else dataset_store(paths, alone=recipe is not None)
+        paths = saved or as_paths(paths) or as_input(paths)
+    stores = _stores(paths, options, alone=recipe is not None)
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
+    if stores is None:
+        if isinstance(paths, list):
+            paths = as_input(paths)  # it may be a table of a lake
+        stores = _converted(paths, recipe, options)
     if stores is None:
         if recipe is None:
             if not isinstance(paths, list):
@@ -100,9 +110,16 @@ def open_inputs(
         from penstock.corpus.prepare import prepare_cached  # imported only to make a store
         from penstock.observe import pipeline_progress
 
-        home = (options.cache or default_cache_directory()) / "stores"
-        progress = pipeline_progress if options.progress else None
-        made = prepare_cached(paths, home, recipe, config=options.pipeline, budget=options.memory, progress=progress)
+        home = (options.cache_home or default_cache_directory()) / "stores"
+        made = prepare_cached(
+            paths,
+            home,
+            recipe,
+            config=options.pipeline,
+            budget=options.memory,
+            progress=pipeline_progress if options.progress else None,
+            cache=options.shared_cache,
+        )
         stores = [open_store(made.path, verify=options.verify)]
     tokenizer = None if recipe is None else recipe.load_tokenizer()
     for store in stores if preference is None else ():
@@ -112,6 +129,26 @@ def open_inputs(
         for store in stores:
             _check_tokenizer(store, tokenizer)
     return Inputs(table, tokenizer, owned=not isinstance(paths, Store))
+
+
+def _converted(data: Any, recipe: Recipe | None, options: Options) -> list[Store] | None:
+    """Store made of rows that are tokens already, but cannot be read in place; None if they are texts."""
+    from penstock.corpus.convert import convert_cached, token_rows  # imported only for what is no store
+
+    if isinstance(data, list):
+        list_files(data)  # reports a missing path
+    rows = token_rows(data, alone=recipe is not None)
+    if rows is None:
+        return None
+    from penstock.observe import pipeline_progress
+    from penstock.transforms.token_columns import SelectTokens
+
+    home = (options.cache_home or default_cache_directory()) / "stores"
+    progress = pipeline_progress if options.progress else None
+    made = convert_cached(
+        rows, SelectTokens(), home, budget=options.memory, progress=progress, cache=options.shared_cache
+    )
+    return [open_store(made, verify=options.verify)]
 
 
 def build_recipe(tokenizer: TokenizerSpec | None, options: Options, **given: Any) -> Recipe | None:
@@ -137,11 +174,18 @@ def stores_at(paths: Paths) -> list[Store]:
     given = paths if isinstance(paths, Store) else as_input(paths)
     for path in given if isinstance(given, list) else ():
         refuse_remote_store(path)
-    return _stores(given, Options(verify="fast")) or []
+    return _stores(given, Options(verify="fast"), alone=True) or []
 
 
-def _stores(paths: Any, options: Options) -> list[Store] | None:
-    """Stores at these paths; None if there are none."""
+def dataset_store(data: Any, *, alone: bool = False) -> Store | None:
+    """Store over a dataset of Hugging Face that holds tokens; None if it cannot be read in place."""
+    if kind_of(data) != "Dataset" or (alone and has_texts(data.data.schema)):
+        return None
+    return open_dataset(data)
+
+
+def _stores(paths: Any, options: Options, *, alone: bool = False) -> list[Store] | None:
+    """Stores at these paths; None if there are none. With `alone`, tokens beside texts do not count."""
     if isinstance(paths, Store):
         return [paths]
     if not isinstance(paths, list):
@@ -153,7 +197,7 @@ def _stores(paths: Any, options: Options) -> list[Store] | None:
             homes.append(bucket_stores(path))
         else:
             refuse_remote_store(path)
-            homes.append([] if (local := local_or_none(path)) is None else _stores_at(local))
+            homes.append([] if (local := local_or_none(path)) is None else _stores_at(local, alone))
     if not any(homes):
         return None
     for path, there in zip(listed, homes):
@@ -169,11 +213,17 @@ def _stores(paths: Any, options: Options) -> list[Store] | None:
     ]
 
 
-def _stores_at(path: Path) -> list[Path]:
+def _stores_at(path: Path, alone: bool) -> list[Path]:
     """Stores at a path: itself, those in a directory, or those that a glob matches."""
-    if is_store(path):
+    if is_store(path) or is_foreign(path, alone=alone):
         return [path]
     if path.is_dir():
+        flat = [] if alone else sorted(child.name for child in path.iterdir() if child.suffix == ".bin")
+        if flat:
+            raise ConfigError(
+                f"{path} holds files of tokens, {', '.join(flat[:4])}: they may be splits of one data set; pass one "
+                f"of them, such as {path / flat[0]}, or a glob"
+            )
         inside = [child for child in sorted(path.iterdir()) if not child.name.startswith((".", "_"))]
         stores = [child for child in inside if child.is_dir() and is_store(child)]
         if stores and len(stores) < len(inside):
@@ -184,7 +234,8 @@ def _stores_at(path: Path) -> list[Path]:
         return stores
     if glob.has_magic(str(path)):
         names = glob.glob(str(path), recursive=True)  # noqa: PTH207 - Path.glob takes no absolute patterns
-        return sorted(Path(name) for name in names if is_store(Path(name)))
+        found = [Path(name) for name in names if not name.endswith(".idx")]  # the index of a .bin
+        return sorted(each for each in found if is_store(each) or is_foreign(each, alone=alone))
     return []
 
 
@@ -200,6 +251,8 @@ def _check_unprepared(recipe: Recipe, stores: Sequence[Store]) -> None:
 
 
 def _check_tokenizer(store: Store, tokenizer: Tokenizer) -> None:
+    if isinstance(store, ForeignStore):
+        store.limit_ids(tokenizer.vocab_size)
     made_with = store.manifest.tokenizer
     if made_with is not None and made_with != tokenizer.fingerprint:
         name = store.manifest.lineage[-1].notes.get("tokenizer") if store.manifest.lineage else None

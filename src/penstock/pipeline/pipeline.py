@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,7 +15,9 @@ import pyarrow as pa
 
 from penstock._forks import check_process
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.filesystems import require_local
+from penstock.files.filesystems import shown
+from penstock.files.listing import PathLike
+from penstock.files.objects import beside, output_place
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.pressure import resident_bytes, suggest_limit
 from penstock.pipeline.chain import Inferring, stage_name
@@ -21,11 +25,23 @@ from penstock.pipeline.checkpoint import STATE, Checkpoint, check_state, fingerp
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.context import Context
 from penstock.pipeline.delivery import DeliveryPosition
+from penstock.pipeline.event_loop import AsyncBatches, CallThread, called_on
 from penstock.pipeline.functions import as_transform
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
-from penstock.pipeline.stages import Finishing, Fitting, Live, Sink, Source, State, Stateful, Transform, TwoPart
+from penstock.pipeline.stages import (
+    Awaiting,
+    Finishing,
+    Fitting,
+    Live,
+    Sink,
+    Source,
+    State,
+    Stateful,
+    Transform,
+    TwoPart,
+)
 
 log = logging.getLogger("penstock.pipeline")
 
@@ -70,15 +86,17 @@ class Pipeline:
         self._finished: Report | None = None
         self._start_from: State | None = None
         self._used = False
+        self._calls = CallThread()
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
-    def run(self, checkpoint: str | Path | None = None, *, progress: Progress | None = None) -> Report:
+    def run(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
         """Run to the end of the input and return the report.
 
-        With `checkpoint`, a directory, progress is made durable every `config.checkpoint_seconds`: after a crash, even
-        kill -9, calling it again resumes, and the output holds every row exactly once. A finished checkpoint
-        returns its report again. `progress` is called a few times a second with a snapshot.
+        With `checkpoint`, a directory or a URL of an object store, progress is made durable every
+        `config.checkpoint_seconds`: after a crash, even kill -9, calling it again resumes, and the output holds every
+        row exactly once. A finished checkpoint returns its report again. `progress` is called a few times a second
+        with a snapshot.
         """
         self.start(checkpoint)
         try:
@@ -86,19 +104,35 @@ class Pipeline:
         finally:
             self.stop()
 
-    def start(self, checkpoint: str | Path | None = None) -> Self:
+    async def run_async(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
+        """`run` for an event loop, which stays free: one thread waits for the whole run.
+
+        A cancelled task (`task.cancel()`, `asyncio.timeout`) stops the run first: with a checkpoint, the next one
+        resumes. `progress` is called in the thread of the event loop.
+        """
+        loop = asyncio.get_running_loop()
+
+        def work() -> Report:
+            self._await_on(loop)
+            try:
+                return self.run(checkpoint, progress=None if progress is None else called_on(loop, progress))
+            finally:
+                self._await_on(None)
+
+        return await self._calls.call(work, self._halt)
+
+    def start(self, checkpoint: PathLike | None = None) -> Self:
         """Begin in the background; then `wait` for the report, or `stop`."""
         if self.sink is None:
             raise ConfigError("this pipeline has no sink: iterate it (`for batch in pipeline`), or give it one")
         keeper = None
         if checkpoint is not None:
-            place = require_local(checkpoint, "checkpoint")
-            keeper = Checkpoint(place, self.source, self.transforms, self.sink, self.config.checkpoint_seconds)
+            keeper = Checkpoint(checkpoint, self.source, self.transforms, self.sink, self.config.checkpoint_seconds)
         try:
             if keeper is not None and keeper.state is not None:
                 check_state(keeper.state, self._mark(), str(self))
             if keeper is not None and keeper.report is not None:
-                log.info("the run in %s is complete; nothing to do", checkpoint)
+                log.info("the run in %s is complete; nothing to do", shown(checkpoint or ""))
                 self._finished = keeper.report
                 keeper.close()
                 return self
@@ -169,9 +203,35 @@ class Pipeline:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """The batches, in order, read ahead by background threads. Iterating again starts again from the beginning."""
-        if self.sink is not None:
-            raise ConfigError(f"this pipeline has a sink, {stage_name(self.sink)}: call run(), or build it without one")
-        runner = self._begin(None)
+        self._check_no_sink()
+        yield from self._batches(self._begin(None))
+
+    def __aiter__(self) -> AsyncBatches[pa.RecordBatch]:
+        """The batches for `async for`; the event loop is free while one is awaited.
+
+        Leaving the loop, or cancelling its task, ends the run, with the state after the last batch that was delivered.
+        """
+        self._check_no_sink()
+        begun: list[Runner] = []
+
+        def begin(loop: AbstractEventLoop) -> Iterator[pa.RecordBatch]:
+            self._await_on(loop)
+            begun.append(self._begin(None))
+            return self._batches(begun[0])
+
+        def rewind(position: DeliveryPosition) -> None:
+            begun[0].delivery.position = position
+
+        return AsyncBatches(
+            self._calls,
+            begin,
+            stop=self._halt,
+            leave=self._halt,
+            mark=lambda: begun[0].delivery.position,
+            rewind=rewind,
+        )
+
+    def _batches(self, runner: Runner) -> Iterator[pa.RecordBatch]:
         delivery = runner.delivery
         try:
             runner.start()
@@ -181,6 +241,7 @@ class Pipeline:
         finally:
             runner.close()
             delivery.bad_rows.close()
+            self._await_on(None)
 
     # -- state -------------------------------------------------------------------------------------------------------
 
@@ -219,6 +280,22 @@ class Pipeline:
         return f"<Pipeline {self}>"
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _check_no_sink(self) -> None:
+        if self.sink is not None:
+            raise ConfigError(f"this pipeline has a sink, {stage_name(self.sink)}: call run(), or build it without one")
+
+    def _halt(self) -> None:
+        """Make a run that is waited for end, without waiting."""
+        if self._runner is not None and not self._runner.stopping:
+            self._runner.halt()
+        elif isinstance(self.source, Live):
+            self.source.interrupt()  # a run that is not there yet passes over rows to resume
+
+    def _await_on(self, loop: AbstractEventLoop | None) -> None:
+        """Have a source that awaits its rows do so on an event loop, or on one of its own."""
+        if isinstance(self.source, Awaiting):
+            self.source.use_loop(loop)
 
     def _begin(self, state: State | None) -> Runner:
         if self._runner is not None and not self._runner.stopping:
@@ -299,15 +376,15 @@ class Pipeline:
         }
         return STATE.write(facts)
 
-    def _quarantine_path(self) -> Path | None:
+    def _quarantine_path(self) -> Path | str | None:
         if self.config.on_error != "quarantine":
             return None
         if self.config.quarantine is not None:
-            return require_local(self.config.quarantine, "quarantine")
+            return output_place(self.config.quarantine, "quarantine")
         target = getattr(self.sink, "path", None)
         if target is None:
             raise ConfigError("on_error='quarantine' needs PipelineConfig(quarantine='bad-rows.jsonl') with this sink")
-        return Path(f"{target}.quarantine.jsonl")
+        return beside(output_place(target, "the output"), suffix=".quarantine.jsonl")
 
 
 def _in_parts(transforms: list[Transform]) -> list[Transform]:

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import islice
 from typing import Any, Generic, Self, TypeVar
 
-from penstock._forks import check_process
+from penstock._forks import check_process, renewed
 from penstock.errors import StalledError
 from penstock.memory import MemoryBudget, Reservation
 from penstock.pipeline.cores import available_cores
@@ -319,6 +319,59 @@ class Background:
         self._pool = None
 
 
+class FetchPool(Generic[Result]):
+    """Results by name: requested ahead, taken once, and made by one thread even if several want them.
+
+    The threads wait for a network most of their time, so there may be many more of them than cores.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._background = Background(threads)
+        self._guard = renewed(threading.Lock())
+        self._requested: dict[str, tuple[Future[Result], int]] = {}
+        self._process = os.getpid()
+        self.waiting_bytes = 0
+        """Bytes of what was requested and not taken yet."""
+
+    def request(self, name: str, nbytes: int, work: Callable[[], Result]) -> None:
+        """Begin work, unless it was requested already."""
+        with self._guard:
+            self._renew()
+            if name not in self._requested:
+                self._requested[name] = self._background.submit(work), nbytes
+                self.waiting_bytes += nbytes
+
+    def take(self, name: str, work: Callable[[], Result]) -> Result:
+        """The result, when it is there; without a request, made here. What failed ahead of time is tried again."""
+        with self._guard:
+            self._renew()
+            future, nbytes = self._requested.pop(name, (None, 0))
+            self.waiting_bytes -= nbytes
+        if future is None or future.cancel():
+            return work()
+        try:
+            return future.result()
+        except OSError:
+            return work()
+
+    def forget(self) -> None:
+        """Drop what was requested and not taken; what has not begun is not done."""
+        with self._guard:
+            self._renew()
+            for future, _ in self._requested.values():
+                future.cancel()
+            self._requested, self.waiting_bytes = {}, 0
+
+    def close(self) -> None:
+        self.forget()
+        self._background.close()
+
+    def _renew(self) -> None:
+        """In a forked process nothing was requested: the threads of its parent are not there."""
+        if self._process != os.getpid():
+            self._process, self._requested, self.waiting_bytes = os.getpid(), {}, 0
+
+
 _CLOSE_SECONDS = 0.2
 """Longest wait of `close` for an iterator that is working on an item."""
 
@@ -333,7 +386,7 @@ class IteratorThread(Generic[Item]):
     def __init__(
         self, make: Callable[[], Iterator[Item]], *, owned: bool, is_whole: Callable[[Item], bool] = lambda _: False
     ) -> None:
-        self._line: _DemandLine[Item] = _DemandLine(make, owned, is_whole)
+        self._line: DemandLine[Item] = DemandLine(make, owned, is_whole)
         # The thread knows the line, not this object, so that an unused object is not kept alive.
         self._thread = threading.Thread(target=self._line.run, name="penstock-iterator", daemon=True)
         self._started = False
@@ -350,13 +403,18 @@ class IteratorThread(Generic[Item]):
         """
         if not self._started:
             self._started = True
-            self._thread.start()
+            self._start()
         return self._line.take(most, max_wait_seconds, first)
 
     @property
     def over(self) -> bool:
         """True if no more items will come: at the end, or after `stop`."""
         return self._line.over
+
+    @property
+    def stopped(self) -> bool:
+        """True after `stop`, unless the iterator had ended before."""
+        return self._line.stopped
 
     def stop(self) -> None:
         """End as soon as the item in work is done; a `take` that waits returns at once."""
@@ -365,8 +423,15 @@ class IteratorThread(Generic[Item]):
     def close(self) -> None:
         """Stop, and wait a moment for the thread."""
         self._line.stop()
-        if self._started and threading.current_thread() is not self._thread:
-            self._thread.join(_CLOSE_SECONDS)
+        if self._started:
+            self._wait(_CLOSE_SECONDS)
+
+    def _start(self) -> None:
+        self._thread.start()
+
+    def _wait(self, seconds: float) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(seconds)
 
     def __del__(self) -> None:
         # At the end of the interpreter the thread is frozen, maybe with the lock that `stop` takes.
@@ -374,7 +439,7 @@ class IteratorThread(Generic[Item]):
             self._line.stop()
 
 
-class _DemandLine(Generic[Item]):
+class DemandLine(Generic[Item]):
     """Queue between the thread that reads and the one that takes."""
 
     def __init__(self, make: Callable[[], Iterator[Item]], owned: bool, is_whole: Callable[[Item], bool]) -> None:
@@ -383,9 +448,13 @@ class _DemandLine(Generic[Item]):
         self._changed = threading.Condition()
         self._goal = self._read = self._taken = 0
         """Items that were asked for, that were read, and that were taken."""
+        self._latest = self._demands = self._answered = 0
+        """Goal of the last `take`, the number of those that had to wait, and of those that the reader knows."""
         self._awaited = False
         """True while the next item is waited for."""
         self._stopped = self._done = False
+        self._ended = False
+        """True if the last item was read."""
         self._error: BaseException | None = None
 
     def run(self) -> None:
@@ -403,15 +472,14 @@ class _DemandLine(Generic[Item]):
                     if callable(close):
                         close()
             finally:
-                with self._changed:
-                    self._done = True
-                    self._changed.notify_all()
+                self._finish()
 
     def take(self, most: int, max_wait_seconds: float | None, first: bool) -> list[Item]:
         with self._changed:
             if len(self._ready) < most:
-                self._goal = max(self._goal, self._taken + most)
-                self._changed.notify_all()
+                self._latest, self._demands = self._taken + most, self._demands + 1
+                self._goal = max(self._goal, self._latest)
+                self._asked()
                 if first and not self._ready:
                     self._awaited = True
                     self._changed.wait_for(lambda: self._ready or self.over)
@@ -435,6 +503,24 @@ class _DemandLine(Generic[Item]):
     def over(self) -> bool:
         return self._done or self._stopped
 
+    @property
+    def stopped(self) -> bool:
+        return self._stopped and not self._ended
+
+    def wait_done(self, seconds: float) -> None:
+        """Wait until the reader has ended, for a while."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done, seconds)
+
+    def _asked(self) -> None:
+        """Tell the reader that more is wanted."""
+        self._changed.notify_all()
+
+    def _finish(self) -> None:
+        with self._changed:
+            self._done = True
+            self._changed.notify_all()
+
     def _awaits_demand(self) -> bool:
         with self._changed:
             self._changed.wait_for(lambda: self._stopped or self._goal > self._read)
@@ -442,21 +528,34 @@ class _DemandLine(Generic[Item]):
 
     def _read_on(self, iterator: Iterator[Item]) -> bool:
         """Read what was asked for; False at the end."""
-        wanted, append, is_whole = self._goal - self._read, self._ready.append, self._is_whole
+        wanted, append, is_whole = self._wanted(), self._ready.append, self._is_whole
         count, whole = 0, False
         for item in islice(iterator, wanted):
             count += 1
             append(item)
             if self._awaited:
-                with self._changed:
-                    self._awaited = False
-                    self._changed.notify_all()  # the time to wait for others begins
+                self._first_came()
             if (type(item) is not dict and is_whole(item)) or self._stopped:
                 whole = True
                 break
+        self._count(count, whole=whole)
+        self._ended = not whole and count < wanted
+        return not self._ended
+
+    def _wanted(self) -> int:
+        with self._changed:
+            self._answered = self._demands
+            return self._goal - self._read
+
+    def _first_came(self) -> None:
+        """The time to wait for other items begins."""
+        with self._changed:
+            self._awaited = False
+            self._changed.notify_all()
+
+    def _count(self, count: int, *, whole: bool) -> None:
         with self._changed:
             self._read += count
-            if whole:
-                self._goal = self._read
+            if whole:  # it is all that was asked for, unless it was taken already and more was asked for
+                self._goal = self._read if self._demands == self._answered else max(self._read, self._latest)
             self._changed.notify_all()
-        return whole or count == wanted

@@ -311,6 +311,9 @@ class SinkThread:
 
     def _consume_all(self) -> None:
         runner, delivery, checkpoint = self._runner, self._runner.delivery, self._checkpoint
+        commits = isinstance(self._sink, Publishing) or getattr(self._sink, "commits_rows", False)
+        if checkpoint is not None and checkpoint.saved is None and commits:
+            self._save(checkpoint)  # or a crash before the first checkpoint would leave rows that nobody knows of
         with closing(delivery.parcels()) as parcels:
             for parcel in parcels:
                 batch = parcel.batch

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 State = dict[str, Any]
 """Plain, JSON-able values from which a stage resumes."""
@@ -173,6 +176,15 @@ class Live(Protocol):
 
     def interrupt(self) -> None:
         """Make a `next_batch` that waits return, because the run is stopped; called from another thread."""
+        ...
+
+
+@runtime_checkable
+class Awaiting(Protocol):
+    """A source that awaits its rows: on the event loop of the caller during `async for` and `run_async`."""
+
+    def use_loop(self, loop: AbstractEventLoop | None, /) -> None:
+        """Await rows on this event loop from now on, or on one of its own."""
         ...
 
 

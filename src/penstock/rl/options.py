@@ -29,6 +29,7 @@ NOT_FOR_ROLLOUTS = {
     "sharding": "rollouts are balanced over ranks by length",
     "padding_side": "prompts are padded on the left and responses on the right",
     "cache_dir": "rollouts are not cached",
+    "cache": "rollouts are not cached",
     "progress": "rollouts are not prepared first",
     "verify": "rollouts are not read from a store",
     "on_error": "pass missing_rewards= and all_masked=, which are the rules for bad rollouts",

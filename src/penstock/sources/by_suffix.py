@@ -11,24 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, list_files, split_suffix
+from penstock.files.filesystems import local_or_none, shown
+from penstock.files.listing import PathLike, as_paths, is_service, list_files, split_suffix
+from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.foreign.mds import MdsSource
+from penstock.sources.foreign.mds_index import is_mds, mds_files
+from penstock.sources.foreign.token_files import TokenFileSource
+from penstock.sources.foreign.webdataset import WebDatasetSource
 from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.lakes.lookup import lake_among
 from penstock.sources.record_source import RecordSource
 from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, data_files, has_mapping
+from penstock.sources.services import open_service
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
+from penstock.store.foreign.lookup import is_token_file
 from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
 
 _log = logging.getLogger(__name__)
 
-_BUILT_IN = (JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource)
+_BUILT_IN = (
+    *(JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource),
+    *(MdsSource, WebDatasetSource),
+)
 _MAKERS: dict[str, Any] = {suffix: kind for kind in _BUILT_IN for suffix in kind.suffixes}
 
 
@@ -37,8 +48,8 @@ class SourceFiles:
     """Files of one format and the class of their source: nothing is opened yet."""
 
     kind: Any
-    files: Sequence[Path]
-    left_out: Sequence[Path] = ()
+    files: Sequence[InputFile]
+    left_out: Sequence[InputFile] = ()
     """Files of the directory that are no data, or another kind of data than most."""
 
     @property
@@ -64,12 +75,18 @@ def open_source(data: Input, **options: Any) -> Source:
     Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
     and scripts, files that no source reads, text beside at least as many bytes of one structured format, and formats
     with less than a tenth of the bytes. Without such a format it is an error. The directory of a token store is a
-    `StoreSource`. Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table,
-    reader or dataset, a list of dicts, a dict of columns, or an iterable of dicts.
+    `StoreSource`, that of a Delta or Iceberg table (`lake/chats`, `lake/chats@v12`) a `DeltaSource` or `IcebergSource`;
+    the URL of a database (`postgresql://host/name?table=documents&key=id`) or of a broker (`nats://host/STREAM`,
+    `redis://host/0?stream=NAME`, `kafka://host/TOPIC`) is its source, which takes the options. Other data is a source,
+    a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts, a dict
+    of columns, or an iterable of dicts.
     """
-    given = as_input(data)
+    if is_service(data):
+        return open_service(data, **options)
+    paths = as_paths(data)
+    given = as_input(data) if paths is None else lake_among(paths, **options) or paths
     if not isinstance(given, list):
-        if options:
+        if options and paths is None:
             raise ConfigError(f"{next(iter(options))}= is an option for files, and the input is {given!r}; omit it")
         source: Source = given
         return source
@@ -87,19 +104,25 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
         if len(paths) > 1:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
         return stores[0]
+    if len(paths) == 1 and (local := local_or_none(paths[0])) is not None and is_mds(local):
+        return SourceFiles(MdsSource, mds_files(local))
+    if len(paths) == 1 and local is not None and is_token_file(local):
+        return SourceFiles(TokenFileSource, [local])
     files = list_files(paths)
     saved = any(file.name in (STATE, SPLITS) for file in files)
     if saved:
         files = data_files(files)
     suffixes = {split_suffix(file)[0] for file in files}
     makers = _MAKERS if suffixes <= _MAKERS.keys() else _with_plugins()
-    named = {Path(os.fspath(each)).expanduser() for each in paths}
-    chosen = _chosen(files, makers, named, path)
+    named = {_spelled(each) for each in paths}
+    named_files = {file for file in files if _spelled(file) in named}
+    chosen = _chosen(files, makers, named_files, path)
     left_out = [file for file in files if file not in chosen]
     if left_out:
-        names = ", ".join(file.name for file in left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
-        shown = ", ".join(map(str, paths))
-        _log.warning("%s: %d of %d files are read; left out: %s", shown, len(chosen), len(files), names)
+        if noted := [file for file in left_out if file.name != "_SUCCESS"]:  # sinks of many programs write it
+            names = ", ".join(file.name for file in noted[:_SHOWN]) + ", ..." * (len(noted) > _SHOWN)
+            where = ", ".join(shown(str(each)) for each in paths)
+            _log.warning("%s: %d of %d files are read; left out: %s", where, len(chosen), len(files), names)
         files = files.only(chosen)
     kind = makers[split_suffix(files[0])[0]]
     return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files, left_out)
@@ -113,7 +136,7 @@ _METADATA = re.compile(
     r"|.*\.(md5|sha1|sha256|sha512|crc|py|ipynb|ya?ml|toml|cfg|sh|pdf|html?|png|jpe?g|svg|log|lock|bib|cff|rst)"
 )
 """Names of files beside data: descriptions, checksums, scripts."""
-_ROWS = (JsonlSource, CsvSource, ParquetSource, ArrowSource)
+_ROWS = (JsonlSource, CsvSource, ParquetSource, ArrowSource, MdsSource, WebDatasetSource)
 """Formats that descriptions are not written in: `changelog.jsonl` is data about changes."""
 _MOST = 0.9
 """Share of the bytes that one format must have, if others are there."""
@@ -121,7 +144,15 @@ _HALF = 0.5
 """Share that is enough for one structured format beside text."""
 
 
-def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[Path], path: Any) -> set[Path]:
+def _spelled(path: PathLike) -> str:
+    """A path as text, the same for one that was given and one that was found."""
+    text = os.fspath(path)
+    return text if "://" in text else str(Path(text).expanduser())
+
+
+def _chosen(
+    files: Sequence[InputFile], makers: Mapping[str, Any], named: Collection[InputFile], path: Any
+) -> set[InputFile]:
     """Files of one format, without what lies beside data. Files that were named are always meant."""
     kept = [file for file in files if file in named or not _is_beside_data(file, makers)]
     kept = kept or list(files)
@@ -135,7 +166,7 @@ def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[
             "install a plugin"
         )
     kept = [file for file in kept if file not in unknown]
-    groups: dict[Any, list[Path]] = {}
+    groups: dict[Any, list[InputFile]] = {}
     for file in kept:
         groups.setdefault(makers[split_suffix(file)[0]], []).append(file)
     if len(groups) == 1:
@@ -156,7 +187,7 @@ def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[
     return set(groups[meant[0]])
 
 
-def _is_beside_data(file: Path, makers: Mapping[str, Any]) -> bool:
+def _is_beside_data(file: InputFile, makers: Mapping[str, Any]) -> bool:
     """True for a name of metadata, unless it is that of a table (`_metadata.parquet` holds no rows)."""
     name = file.name.lower()
     if makers.get(split_suffix(file)[0]) in _ROWS and not name.startswith("_"):
@@ -164,7 +195,7 @@ def _is_beside_data(file: Path, makers: Mapping[str, Any]) -> bool:
     return _METADATA.fullmatch(name) is not None
 
 
-def _looks_like_data(file: Path, makers: Mapping[str, Any]) -> bool:
+def _looks_like_data(file: InputFile, makers: Mapping[str, Any]) -> bool:
     """True for an archive, and for a data file with another ending, such as `a.jsonl.part`."""
     endings = [each.lower() for each in file.suffixes]
     return bool(endings) and (endings[-1] in _ARCHIVES or any(each in makers for each in endings[:-1]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -14,10 +15,14 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.files.checksums import FileFingerprint, fingerprint_files
-from penstock.files.listing import PathLike, as_paths
+from penstock.files.listing import PathLike, as_paths, is_service
+from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
+from penstock.sources.lakes.lookup import lake_among
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
+from penstock.sources.services import open_service
+from penstock.sources.sql import SqlSource
 from penstock.sources.tables import kind_of, refuse_splits
 
 Input: TypeAlias = Any
@@ -29,19 +34,24 @@ _NOTHING = object()
 _FIRST: dict[int, tuple[Any, Any]] = {}
 """First items of iterators that were looked at and not read, by the ids of the iterators, with the iterators."""
 _EXPECTED = (
-    "expected a path or a list of paths, a Source (it has a method next_batch), a Dataset of Hugging Face, a pandas or "
+    "expected a path or a list of paths, the URL of a database, a Source (it has a method next_batch), a Dataset of "
+    "Hugging Face, a pandas or "
     "Polars DataFrame, an Arrow table, a list of dicts, a dict of columns, or an iterable of dicts"
 )
 
 
 def as_input(data: Input) -> list[PathLike] | Any:
-    """Paths as a list, and anything else as a source of its rows. Neither files nor rows are opened.
+    """Paths as a list, and tables of lakes, URLs of databases and brokers, and other data as a source of its rows.
+
+    Nothing is opened.
 
     Tables, frames and datasets are read where they are. An iterator, a reader of record batches, and an
     `IterableDataset` are read row by row, from the beginning each time.
     """
     if (paths := as_paths(data)) is not None:
-        return paths
+        return lake_among(paths) or paths
+    if is_service(data):
+        return open_service(data)
     if hasattr(data, "next_batch"):
         return data
     kind = kind_of(data)
@@ -62,6 +72,8 @@ def as_input(data: Input) -> list[PathLike] | Any:
         return MemorySource(data)
     if isinstance(data, (list, tuple)):
         return _of_list(list(data))
+    if isinstance(data, AsyncIterable) or inspect.isasyncgenfunction(data):
+        return AsyncIteratorSource(data)
     if callable(data) and not isinstance(data, Iterable):
         return IteratorSource(data)
     if isinstance(data, Iterator):
@@ -102,7 +114,7 @@ def why_it_stays(source: Any) -> str | None:
     if isinstance(source, MemorySource):
         size = source.bytes_to_send
         return f"the rows are {size >> 20} MiB of this process's memory" if size > _MOST_SENT_BYTES else None
-    if hasattr(source, "files") or hasattr(source, "manifest"):
+    if hasattr(source, "files") or hasattr(source, "manifest") or (isinstance(source, SqlSource) and source.has_key):
         return None
     return f"the rows of {source!r} come one after the other from this process"
 

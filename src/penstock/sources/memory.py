@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError, StoppedError
 from penstock.files.checksums import FileFingerprint, remembered_hash
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat, check_fields
@@ -215,7 +216,7 @@ _ITERATOR_STATE = StateFormat("rows of an iterator", "an IteratorSource", fields
 _NAME = "<iterator>"
 _LEARN_ROWS = 256
 _SKIP_ROWS = 1024
-_MAX_WAIT_SECONDS = 1.0
+MAX_WAIT_SECONDS = 1.0
 _END, _LATE = object(), object()
 
 
@@ -239,10 +240,9 @@ class IteratorSource(Source):
         items: Iterable[Any] | Callable[[], Iterable[Any]],
         *,
         schema: pa.Schema | Any | None = None,
-        max_wait_seconds: float | None = _MAX_WAIT_SECONDS,
+        max_wait_seconds: float | None = MAX_WAIT_SECONDS,
     ) -> None:
-        if not callable(items) and not isinstance(items, Iterable):
-            raise ConfigError(f"expected an iterable or a function that returns one, got {items!r}")
+        self._check_items(items)
         self.max_wait_seconds = check_max_wait(max_wait_seconds)
         """Longest wait of a row for the others of its batch; `PipelineConfig(max_wait_seconds=...)` sets it too."""
         self._items = items
@@ -325,7 +325,7 @@ class IteratorSource(Source):
         if self._row == 0 and not self._closed and (self._pending is not None or self._waiting):
             return  # rows were taken to learn their columns, and none was delivered
         if self._begun and not self._repeatable():
-            raise ConfigError("an iterator runs only once: give IteratorSource a function that makes it, or a list")
+            raise ConfigError(f"an iterator runs only once: {self._advice}")
         self.close()
         self._begun = self._closed = self._late = False
         self._pending = self._mark = None
@@ -365,7 +365,7 @@ class IteratorSource(Source):
 
     def load_state_dict(self, state: State) -> None:
         if self._row and not self._repeatable():
-            raise ResumeError("an iterator cannot be resumed: give IteratorSource a function that makes it, or a list")
+            raise ResumeError(f"an iterator cannot be resumed: {self._advice}")
         state = _ITERATOR_STATE.read(state)
         self.reset()
         mark, rows = state["schema"], state["row"]
@@ -400,6 +400,14 @@ class IteratorSource(Source):
             self._row += min(wanted, _rows_in(item))
             if wanted < _rows_in(item):
                 self._pending = self._whole(item.slice(wanted))
+
+    _advice = "give IteratorSource a function that makes it, or a list"
+
+    def _check_items(self, items: Any) -> None:
+        if isinstance(items, AsyncIterable) or inspect.isasyncgenfunction(items):
+            raise ConfigError(f"{items!r} has to be awaited; give it to AsyncIteratorSource")
+        if not callable(items) and not isinstance(items, Iterable):
+            raise ConfigError(f"expected an iterable or a function that returns one, got {items!r}")
 
     def _repeatable(self) -> bool:
         return callable(self._items) or not isinstance(self._items, Iterator)
@@ -454,12 +462,7 @@ class IteratorSource(Source):
         if self._closed:
             raise ValueError("the source is closed; reset() begins again")
         if self._reader is None:
-            self._begun, items = True, self._items
-            self._reader = IteratorThread(
-                lambda: iter(items() if callable(items) else items),
-                owned=not isinstance(items, Iterator),
-                is_whole=_is_whole,
-            )
+            self._begun, self._reader = True, self._open_reader()
         reader = self._reader
         try:
             taken = reader.take(most, max_wait_seconds, first=first)
@@ -467,10 +470,20 @@ class IteratorSource(Source):
             _check_thread(error, self._items)
             raise
         if not taken:
+            if reader.stopped:
+                raise StoppedError("reading was interrupted before the end of the rows")
             return _END if first or reader.over else _LATE
         self._waiting.extend(taken)
         self._late = len(taken) < most and not reader.over and isinstance(taken[-1], Mapping)
         return self._waiting.popleft()
+
+    def _open_reader(self) -> IteratorThread[Any]:
+        items = self._items
+        return IteratorThread(
+            lambda: iter(items() if callable(items) else items),
+            owned=not isinstance(items, Iterator),
+            is_whole=is_whole,
+        )
 
     def _from_rows(self, rows: list[Mapping[str, Any]]) -> pa.RecordBatch:
         """A batch of rows; only those before the first bad one, which raises on the next call."""
@@ -531,10 +544,10 @@ class IteratorSource(Source):
             self._schema, self._mark = schema.remove_metadata(), schema_mark(schema.remove_metadata())
 
     def __repr__(self) -> str:
-        return f"IteratorSource({getattr(self._items, '__name__', type(self._items).__name__)})"
+        return f"{type(self).__name__}({getattr(self._items, '__name__', type(self._items).__name__)})"
 
 
-def _is_whole(item: Any) -> bool:
+def is_whole(item: Any) -> bool:
     """True for an item that is a batch by itself."""
     return not isinstance(item, Mapping)
 

@@ -24,7 +24,7 @@ from penstock.errors import DataError
 from penstock.files.cache import default_cache_directory
 from penstock.files.objects import PART_BYTES, ChangedObjectError, ObjectInfo
 from penstock.files.part_cache import DamagedPartError, PartCache
-from penstock.pipeline.fetch_pool import FetchPool
+from penstock.pipeline.prefetch import FetchPool
 from penstock.store.home import BucketHome
 from penstock.store.manifest import SHARDS, Manifest, ShardEntry
 from penstock.store.piece_sums import PieceSums

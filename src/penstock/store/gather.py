@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from copy import copy
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -235,7 +235,9 @@ class TokenTable:
             for number, _, within in found:
                 if self.entries[number][0] is store:
                     shard = self.entries[number][1]
-                    wanted += [(shard, piece) for piece in self._shard(number, held).tokens.missing(within)]
+                    tokens = self._shard(number, held).tokens
+                    assert isinstance(tokens, _Flat)
+                    wanted += [(shard, piece) for piece in tokens.missing(within)]
             if wanted:
                 nbytes += store.bucket.request(wanted)
         return nbytes
@@ -372,6 +374,13 @@ class Placed:
         self._table.copy_mask_from(self._mask_places[rows] + starts, lengths, out, at)
 
 
+@runtime_checkable
+class TokenPlaces(Protocol):
+    """A column of tokens whose rows are found by address."""
+
+    def locate(self, rows: Ints) -> Ints: ...
+
+
 class _Shard:
     """One shard: the length of each row, and its columns of tokens and of the mask as flat arrays."""
 
@@ -381,13 +390,13 @@ class _Shard:
         self.stamp = store.stamp(number)
         self.lengths: npt.NDArray[np.int32] = store.map_lengths(number)
         self._groups: Ints | None = None
-        self._tokens: _Flat | None = None
+        self._tokens: TokenPlaces | None = None
         self._mask: _Flat | None = None
 
     @property
     def mapped(self) -> int:
         """Pieces that are mapped one by one."""
-        return sum(len(flat.held) for flat in (self._tokens, self._mask) if flat is not None)
+        return sum(len(flat.held) for flat in (self._tokens, self._mask) if isinstance(flat, _Flat))
 
     def released(self, *, everything: bool) -> _Shard:
         """The same shard without addresses of evicted pieces, or without any; itself if nothing changes."""
@@ -398,20 +407,25 @@ class _Shard:
         if everything:
             fresh._tokens = fresh._mask = None
             return fresh
-        held = {piece for flat in (self._tokens, self._mask) if flat is not None for piece in flat.held}
+        tokens, mask = self._tokens, self._mask
+        held = {piece for flat in (tokens, mask) if isinstance(flat, _Flat) for piece in flat.held}
         gone = {piece for piece in held if not shards.has(self._number, piece)}
         if not gone:
             return self
-        fresh._tokens = None if self._tokens is None else self._tokens.without(gone)
-        fresh._mask = None if self._mask is None else self._mask.without(gone)
+        fresh._tokens = tokens.without(gone) if isinstance(tokens, _Flat) else tokens
+        fresh._mask = None if mask is None else mask.without(gone)
         return fresh
 
     # No cached_property: in Python 3.11 it holds one lock for all shards while a file is opened.
 
     @property
-    def tokens(self) -> _Flat:
+    def tokens(self) -> TokenPlaces:
         if self._tokens is None:
-            self._tokens = _Flat(self._store.open_shard(self._number), self._column, self.lengths)
+            reader: Any = self._store.open_shard(self._number)
+            # Flat files of other programs know the places of their rows themselves.
+            known: bool = isinstance(reader, TokenPlaces)
+            found: TokenPlaces = reader if known else _Flat(reader, self._column, self.lengths)
+            self._tokens = found
         return self._tokens
 
     @property
@@ -432,8 +446,7 @@ class _Shard:
         which = np.count_nonzero(ends <= left[:, None], axis=1)
         if (which >= size).any():
             raise damaged(
-                self._store.open_shard(self._number).path,
-                "its index does not add up to the tokens that the manifest counts",
+                self._store.shard_path(self._number), "its index does not add up to the tokens that the manifest counts"
             )
         before = np.where(which > 0, ends[np.arange(len(which)), which - 1], 0)
         return group * size + which, left - before

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from penstock.files.listing import PathLike
 from penstock.files.objects import is_object_url
 from penstock.memory import parse_bytes
 from penstock.store.bucket_shards import BucketShard, BucketShards
-from penstock.store.home import BucketHome, home_of
+from penstock.store.home import BucketHome, LocalHome, StoreHome, home_of
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
     ShardPiece,
@@ -37,6 +37,9 @@ from penstock.store.shards import (
     read_lengths,
 )
 
+if TYPE_CHECKING:
+    from penstock.store.foreign.base import ForeignOptions
+
 __all__ = ["Store", "Verify", "describe", "find_store", "is_complete", "open_store"]
 
 _MOST_PIECES = 1 << 14
@@ -51,8 +54,12 @@ def open_store(
     verify: Verify = "touch",
     cache_dir: PathLike | None = None,
     cache_bytes: int | str = "50 GiB",
+    **layout: Unpack[ForeignOptions],
 ) -> Store:
-    """A random-access view of a version of a store (default: the current one), on disk or in a bucket.
+    """A random-access view of a version of a store (default: the current one), or of token data of another program.
+
+    Token data is files of Megatron (`.bin` and `.idx`), flat `.bin` files (nanoGPT, llm.c) and folders that Hugging
+    Face's `save_to_disk` wrote; `layout` is what these do not say themselves (`docs/other-formats.md`).
 
     Checks that every file exists and has its length. With `verify="touch"` the checksum of a shard is compared
     when one of its rows is first read, once in a process, which reads the shard (some gigabytes a second);
@@ -63,12 +70,26 @@ def open_store(
     """
     check_verify(verify)
     if is_object_url(path):
-        home = BucketHome(path)
+        _refuse_layout(path, layout)
         folder = None if cache_dir is None else require_local(cache_dir, "cache_dir").absolute()
-        return _open_bucket_store(home, version, verify, folder, parse_bytes(cache_bytes))
+        return _open_bucket_store(BucketHome(path), version, verify, folder, parse_bytes(cache_bytes))
     check = check_content if verify == "full" else check_size
-    local = store_path(path)
-    return Store(local, _read_checked(local, version, check), verify=verify, shown=os.fspath(path))
+    home = store_path(path)
+    if not is_store(home):
+        from penstock.store.foreign.lookup import open_foreign, refuse_archive  # which imports this module
+
+        if (found := open_foreign(home, os.fspath(path), **layout)) is not None:
+            if version is not None:
+                raise ConfigError(f"version={version} is for stores, and {found!r} has no versions; omit it")
+            return found
+        refuse_archive(home)
+    _refuse_layout(path, layout)
+    return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
+
+
+def _refuse_layout(path: PathLike, layout: ForeignOptions) -> None:
+    for name, value in layout.items():
+        raise ConfigError(f"{name}={value!r} is for token data of other programs, and {os.fspath(path)!r} is none")
 
 
 class Store(Sequence[dict[str, Any]]):
@@ -103,6 +124,11 @@ class Store(Sequence[dict[str, Any]]):
         if isinstance(self._place, BucketShards):
             raise ConfigError(f"{self.shown} is a store in a bucket, and has no directory on this machine")
         return self._place
+
+    @property
+    def home(self) -> StoreHome:
+        """The files of the store, on disk or in a bucket."""
+        return self.bucket.home if self.bucket is not None else LocalHome(self.path)
 
     @property
     def schema(self) -> pa.Schema:
@@ -206,8 +232,15 @@ class Store(Sequence[dict[str, Any]]):
         return map_lengths(self.path, self.manifest.shards[number], self._verify)
 
     def stamp(self, number: int) -> ShardStamp | Unchanging:
-        """The files of a shard as they are now."""
-        return Unchanging() if self.bucket is not None else ShardStamp(self.path, self.manifest.shards[number])
+        """Files of a shard as they are now."""
+        if self.bucket is not None:
+            return Unchanging()
+        entry = self.manifest.shards[number]
+        return ShardStamp(self.path / entry.file, self.path / entry.index_file)
+
+    def shard_path(self, number: int) -> Path | str:
+        """File with the rows of a shard."""
+        return self.path / self.manifest.shards[number].file if self.bucket is None else self._reader(number).path
 
     def close(self) -> None:
         """Release the shards; views stay valid. A second call does nothing."""
@@ -264,7 +297,7 @@ class Store(Sequence[dict[str, Any]]):
 
     def _damaged(self, row: int, error: Exception) -> DataError:
         shard = bisect_right(self._starts, row) - 1
-        return damaged(self._reader(shard).path, str(error), row - self._starts[shard])
+        return damaged(self.shard_path(shard), str(error), row - self._starts[shard])
 
     def _projected(self, columns: Sequence[str] | None) -> pa.Schema:
         if columns is None:

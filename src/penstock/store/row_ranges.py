@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.arrays.ragged import offsets_of
 from penstock.memory.views import place_of
-from penstock.pipeline.fetch_pool import FetchPool
+from penstock.pipeline.prefetch import FetchPool
 from penstock.store.bucket_shards import FETCH_THREADS
 from penstock.store.gather import TokenTable
 

@@ -41,7 +41,7 @@ class ShardReader:
     def __init__(self, home: Path, entry: ShardEntry, manifest: Manifest, *, mapped: bool = True) -> None:
         check_size(home, entry)
         self.path, self.rows = home / entry.file, entry.rows
-        self.stamp = ShardStamp(home, entry)
+        self.stamp = ShardStamp(self.path, home / entry.index_file)
         try:
             if mapped:
                 # Closing the file leaves the mapping to the views, and takes no file handle for each shard.
@@ -94,13 +94,18 @@ class ShardStamp:
 
     __slots__ = ("_paths", "_seen", "checked")
 
-    def __init__(self, home: Path, entry: ShardEntry) -> None:
-        self._paths = str(home / entry.file), str(home / entry.index_file)
+    def __init__(self, *files: Path) -> None:
+        self._paths = tuple(map(str, files))
         try:
             self._seen = self._marks()
         except OSError as error:
-            raise damaged(home / entry.file, str(error)) from error
+            raise damaged(files[0], str(error)) from error
         self.checked = time.monotonic()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(size for size, _, _ in self._seen)
 
     def check(self) -> None:
         """Raise DataError if a file was changed or removed. Costs two looks, some microseconds."""

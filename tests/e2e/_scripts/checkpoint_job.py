@@ -8,7 +8,8 @@ import time
 from typing import Any
 
 from penstock import MemoryBudget, Pipeline, PipelineConfig
-from penstock.sinks import ParquetSink, open_sink
+from penstock.pipeline import Sink
+from penstock.sinks import DeltaSink, ParquetSink, open_sink
 from penstock.sources import JsonlSource
 from penstock.transforms import Filter, Map
 
@@ -20,11 +21,17 @@ def work(row: dict[str, Any]) -> dict[str, Any]:
     return {"n": row["n"], "twice": 2 * row["n"], "text": row["text"].upper()}
 
 
+def sink_of(out: str) -> Sink:
+    if out.endswith(".delta"):
+        return DeltaSink(out, commit="checkpoint" if out.endswith("live.delta") else "end", mode="overwrite")
+    return ParquetSink(out) if out.endswith("parts") else open_sink(out)
+
+
 def main(source: str, out: str, kept: str) -> None:
     report = Pipeline(
         JsonlSource(source),
         [Filter("bit_wise_and(n, 31) != 7"), Map(work)],
-        ParquetSink(out) if out.endswith("parts") else open_sink(out),
+        sink_of(out),
         PipelineConfig(checkpoint_seconds=0.01, on_error="quarantine", quarantine=f"{kept}/bad.jsonl"),
         MemoryBudget("64 KiB"),
     ).run(checkpoint=kept)

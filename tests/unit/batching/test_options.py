@@ -56,6 +56,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
 from penstock.batching.options import Output, Padding, RawRows, Shard
+from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget

@@ -13,7 +13,7 @@ def test_s3_keeps_objects_over_a_kill() -> None:
     with S3Server() as server:
         obstore.put(server.client(), "a/b", b"water")
         server.restart()
-        assert obstore.get(server.client(), "a/b").bytes() == b"water"
+        assert obstore.get(server.client(retries=10), "a/b").bytes() == b"water"
 
 
 def test_postgres_keeps_rows_over_a_kill() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+import duckdb
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from penstock.errors import ResumeError
 from penstock.loaders import ConversationDataLoader, PretrainDataLoader, Recipe, prepare
+from penstock.sources import open_source
 from penstock.store import open_store
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"
@@ -83,3 +88,49 @@ def test_chats_in_partitions_are_chats(tmp_path: Path, streaming: bool) -> None:
     ) as loader:
         batches = list(loader)
     assert sum(int((batch.labels != -100).any(axis=1).sum()) for batch in batches) == 4
+
+
+PARTITIONED = [
+    {"text": "one", "lang": "de", "day": date(2024, 1, 2), "shard": 1},
+    {"text": "two", "lang": "a b/c%=ü", "day": date(2024, 1, 2), "shard": 2},
+    {"text": "three", "lang": None, "day": date(1999, 12, 31), "shard": None},
+    {"text": "four", "lang": 'x:y?#"', "day": date(2024, 1, 2), "shard": -5},
+    {"text": "five", "lang": "0012", "day": date(2024, 1, 2), "shard": 10},
+]
+LEVELS = ["lang", "day", "shard"]
+
+
+def by_pyarrow(table: pa.Table, path: Path) -> None:
+    pq.write_to_dataset(table, path, partition_cols=LEVELS)
+
+
+def by_polars(table: pa.Table, path: Path) -> None:
+    pl.DataFrame(table).write_parquet(path, partition_by=LEVELS)
+
+
+def by_pandas(table: pa.Table, path: Path) -> None:
+    table.to_pandas().to_parquet(path, partition_cols=LEVELS)
+
+
+def by_duckdb(table: pa.Table, path: Path) -> None:
+    with duckdb.connect() as database:
+        database.register("rows", table)
+        database.execute(f"COPY rows TO '{path}' (FORMAT parquet, PARTITION_BY (lang, day, shard))")
+
+
+@pytest.mark.parametrize("write", [by_pyarrow, by_polars, by_pandas, by_duckdb])
+def test_partitions_of_every_writer_are_read_prepared_and_kept(
+    tmp_path: Path, write: Callable[[pa.Table, Path], None]
+) -> None:
+    write(pa.Table.from_pylist(PARTITIONED), tmp_path / "d")
+    source = open_source(tmp_path / "d")
+    batches = list(iter(lambda: source.next_batch(10), None))
+    found = {row["text"]: row for batch in batches for row in batch.to_pylist()}
+    # Days are text, unless the files themselves hold them as well.
+    assert {text: row | {"day": str(row["day"])} for text, row in found.items()} == {
+        row["text"]: row | {"day": str(row["day"])} for row in PARTITIONED
+    }
+    prepare(tmp_path / "d", tmp_path / "a.store", Recipe(tokenizer=TOKENIZER, keep=["lang", "shard"]))
+    with open_store(tmp_path / "a.store") as store:
+        kept = {(store[i]["lang"], store[i]["shard"]) for i in range(len(store))}
+    assert kept == {(row["lang"], row["shard"]) for row in PARTITIONED}

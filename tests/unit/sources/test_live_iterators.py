@@ -18,6 +18,7 @@ import pytest
 from penstock import Pipeline, PipelineConfig
 from penstock.errors import ConfigError, StageError, StalledError
 from penstock.loaders import PretrainDataLoader, StreamOptions
+from penstock.pipeline.prefetch import IteratorThread
 from penstock.sinks import MemorySink
 from penstock.sources import IteratorSource
 from penstock.testing import assert_source_contract
@@ -295,3 +296,16 @@ def test_a_cursor_of_another_thread_is_refused_with_what_to_do(tmp_path: Path) -
         cursor = database.execute("select n from docs")
         with pytest.raises((ConfigError, StageError), match="function that opens it"):
             list(Pipeline(IteratorSource(cursor)))
+
+
+def test_a_batch_that_is_taken_before_it_was_counted_does_not_lose_the_next_demand() -> None:
+    def is_whole(item: int) -> bool:
+        """Slow enough for the consumer to take the first item and to ask for the next one."""
+        while item == 0 and reader._line._goal < 2:
+            time.sleep(0.001)
+        return True
+
+    reader = IteratorThread(lambda: iter(range(2)), owned=True, is_whole=is_whole)
+    with closing(reader):
+        assert reader.take(1) == [0]
+        assert reader.take(1) == [1]

@@ -24,9 +24,12 @@ from penstock.memory.cache import LRUCache
 from penstock.pipeline.prefetch import map_ahead
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
+from penstock.sources.lakes.base import LakeSource
+from penstock.sources.lakes.lookup import open_lake
 from penstock.sources.saved_dataset import SavedDatasetSource
 from penstock.sources.tables import readable, refuse_splits
 from penstock.store import Store, open_store
+from penstock.store.foreign.lookup import is_token_file
 from penstock.store.manifest import is_store, refuse_remote_store
 
 logger = logging.getLogger(__name__)
@@ -388,7 +391,8 @@ def as_sample_dataset(
     if isinstance(dataset, (str, os.PathLike)):
         refuse_remote_store(dataset)
         local = local_or_none(dataset)
-        dataset = open_store(dataset) if local is not None and is_store(local) else _table_at(dataset)
+        stored = local is not None and (is_store(local) or is_token_file(local))
+        dataset = open_store(dataset) if stored else _table_at(dataset)
     refuse_splits(dataset)
     if isinstance(dataset, Store):
         return _of_store(dataset, objective, keep)
@@ -418,15 +422,20 @@ def as_sample_dataset(
 def _table_at(path: PathLike) -> pa.Table:
     """Columns of Arrow and Parquet files, and of a saved dataset of Hugging Face."""
     try:
-        found = find_source(path)
+        found = open_lake(path) or find_source(path)
     except (FileNotFoundError, ConfigError) as error:
         raise ConfigError(f"{os.fspath(path)!r} is not a token store: {error}") from error
+    if isinstance(found, LakeSource):
+        return _all_rows(found)
     if not isinstance(found, SourceFiles) or found.kind not in (ArrowSource, ParquetSource, SavedDatasetSource):
         raise ConfigError(
             f"{os.fspath(path)!r} is not a token store, nor Parquet or Arrow files with columns of tokens; make a "
             "store with penstock.prepare, or pass a dataset, a table, or a list of samples"
         )
-    source: Any = found.open()
+    return _all_rows(found.open())
+
+
+def _all_rows(source: Any) -> pa.Table:
     batches = list(iter(lambda: source.next_batch(_TABLE_ROWS), None))
     return pa.Table.from_batches(batches, source.schema)
 

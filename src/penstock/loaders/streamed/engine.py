@@ -14,6 +14,7 @@ from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, 
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.sources.inputs import as_input
 from penstock.store import Store
+from penstock.store.foreign.base import ForeignStore
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
@@ -55,6 +56,8 @@ class StreamEngine:
     ) -> None:
         if not isinstance(streaming, (bool, StreamOptions)):
             raise ConfigError(f"streaming must be True, False or StreamOptions(...), got {streaming!r}")
+        if isinstance(paths, ForeignStore):
+            raise ConfigError(f"{paths!r} is open and read in place, so there is nothing to stream; omit streaming=")
         paths = paths.path if isinstance(paths, Store) else as_input(paths)  # once: it may be an iterator
         if options.sharding is not None:
             raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
@@ -150,6 +153,10 @@ class StreamEngine:
         if new_batch_size:
             raise ConfigError("streams are assigned for one batch size; a stream cannot resume with another")
         return self.reader.from_state(state)
+
+    def interrupt(self) -> bool:
+        """Make a batch that waits for rows of a live source fail; then the engine has to be closed, and works again."""
+        return self.reader.interrupt()
 
     def close(self) -> None:
         self.reader.close()

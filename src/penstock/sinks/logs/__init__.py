@@ -1,0 +1,1 @@
+"""Sinks of messages: logs with partitions and offsets, one adapter a broker."""

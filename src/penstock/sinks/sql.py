@@ -1,0 +1,328 @@
+"""Tables of a database as the end of a pipeline: each row once, also after kill -9 of either side."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import pyarrow as pa
+
+from penstock.connections.sql import POSTGRESQL, SQLITE, Database, SqlConnection, table_parts
+from penstock.connections.sql_types import server_type, written_table, written_type
+from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.memory.budget import parse_bytes
+from penstock.pipeline.chain import describe_difference
+from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
+from penstock.pipeline.stages import Sink, State
+
+Mode = Literal["append", "replace", "upsert"]
+POSITIONS = "penstock_positions"
+"""Table of the positions of unfinished runs, in the schema of the table that is written."""
+_STAGED = "penstock_staged"
+_MOST_NAME_BYTES = 63
+_WRITERS: weakref.WeakValueDictionary[str, SqlSink] = weakref.WeakValueDictionary()
+"""Open sinks of this process, by run: one that was abandoned must not keep its locks when its run is resumed."""
+
+
+class SqlSink(Sink):
+    """Writes rows into a table, which is made if it is not there.
+
+        SqlSink("postgresql://localhost/corpus", "documents")
+        SqlSink("sqlite:///corpus.db", "documents", mode="upsert", key="id")
+
+    `append` adds rows, `upsert` replaces those with the same `key`, and `replace` makes a new table that takes the
+    place of the old one at the end: until then readers see the old one. Of rows with one key, the last counts.
+
+    A run without a checkpoint is one transaction. `run(checkpoint=...)` commits rows together with the number of rows
+    written, in the table `penstock_positions`, at each save; a run that is resumed leaves out what is there already.
+    The line of a run is deleted at its end. Columns are matched by name, and cast to the types of an existing table.
+    """
+
+    commits_rows = True
+    """Rows are committed during a run, so the run must be known before the first."""
+
+    def __init__(
+        self,
+        url: str,
+        table: str | Sequence[str] | None = None,
+        *,
+        mode: Mode | None = None,
+        key: str | Sequence[str] | None = None,
+        batch_bytes: int | str = "4 MiB",
+        options: Mapping[str, str] | None = None,
+    ) -> None:
+        self._database = database = Database(url, options)
+        given = table or database.own.get("table")
+        if given is None:
+            raise ConfigError(f"{database.shown}: expected the name of a table: table=, or ?table= in the URL")
+        self._table = table_parts(given)
+        if database.dialect is POSTGRESQL and len(self._table[-1].encode()) > _MOST_NAME_BYTES:
+            raise ConfigError(f"table {self._table[-1]!r} has a name of more than {_MOST_NAME_BYTES} bytes")
+        chosen = mode or database.own.get("mode", "append")
+        if chosen not in get_args(Mode):
+            raise ConfigError(f"mode must be one of {', '.join(get_args(Mode))}, got {chosen!r}")
+        self._mode = chosen
+        key = key or database.own.get("key", "").split(",")
+        self._key = [key] if isinstance(key, str) else [name for name in key if name]
+        if self._mode == "upsert" and not self._key:
+            raise ConfigError("mode='upsert' needs key=, the columns that tell which rows are the same")
+        self._batch_bytes = self._asked_bytes = parse_bytes(batch_bytes)
+        self._connection: SqlConnection | None = None
+        self._prepared = self._direct = False
+        self._move = ""
+        """Statement that takes staged rows into the table."""
+        self._schema: pa.Schema | None = None
+        self._buffer: list[pa.RecordBatch] = []
+        self._rows = self._skip = self._held = 0
+        self._durable = self._published = False
+        self._run = secrets.token_hex(8)
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        if self._published:
+            raise ConfigError(f"{self!r} has published its output; call reset() before writing again")
+        if self._schema is None:
+            self._schema = batch.schema
+            self._check_schema(batch.schema)
+        elif not batch.schema.equals(self._schema):
+            difference = describe_difference(self._schema, batch.schema)
+            raise SchemaError(f"{self!r} got another schema than before: {difference}")
+        passed = min(self._skip, batch.num_rows)
+        self._skip -= passed
+        self._rows += batch.num_rows
+        if passed < batch.num_rows:
+            self._buffer.append(batch.slice(passed))
+            self._held += batch.nbytes
+        if self._held >= self._batch_bytes or not self._prepared:
+            self._write()
+
+    def flush(self) -> None:
+        """Publish. Doing it again, or after a crash in the middle of it, is safe."""
+        if self._published:
+            return
+        self._write()
+        connection = self._connect()
+        if self._mode == "replace" and self._schema is not None:
+            target = self._quoted(self._table)
+            connection.execute(f"DROP TABLE IF EXISTS {target}")
+            connection.execute(
+                f"ALTER TABLE {self._quoted(self._written)} RENAME TO {self._database.quoted(self._table[-1])}"
+            )
+        if self._durable:
+            connection.execute(
+                f"DELETE FROM {self._positions} WHERE run = {self._database.placeholder(1)}", [self._run]
+            )
+        connection.commit()
+        self._published = True
+        self._close()
+
+    def memory_usage(self) -> int:
+        return self._held
+
+    def fit_budget(self, nbytes: int) -> None:
+        self._batch_bytes = max(1, min(self._asked_bytes, nbytes // 16))
+
+    def abort(self) -> None:
+        """Roll back what was not committed, by `flush` or with a checkpoint."""
+        self._buffer, self._held = [], 0
+        self._close()
+
+    close = abort
+
+    def reset(self) -> None:
+        """Ready for another run."""
+        self.abort()
+        self._schema = None
+        self._run = secrets.token_hex(8)
+        self._rows = self._skip = self._held = 0
+        self._durable = self._published = False
+
+    def checkpoint(self) -> State:
+        if not self._durable:
+            raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
+        self._write()
+        connection = self._connect()
+        one, two, three = (self._database.placeholder(number) for number in (1, 2, 3))
+        connection.execute(f"DELETE FROM {self._positions} WHERE run = {one}", [self._run])
+        connection.execute(
+            f"INSERT INTO {self._positions} (run, target, written) VALUES ({one}, {two}, {three})",
+            [self._run, ".".join(self._table), self._rows],
+        )
+        connection.commit()
+        schema = schema_to_text(self._schema) if self._schema is not None else None
+        return {"run": self._run, "rows": self._rows, "schema": schema}
+
+    def restore(self, token: State) -> None:
+        self.reset()
+        self._durable = True
+        self._run, self._rows = token.get("run") or self._run, int(token.get("rows", 0))
+        before = _WRITERS.get(self._run)
+        if before is not None and before is not self:
+            before.abort()
+        self._schema = schema_from_text(token["schema"]) if token.get("schema") else None
+        connection = self._connect()
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._positions} (run varchar(32) PRIMARY KEY, target varchar(500) NOT NULL, "
+            "written bigint NOT NULL, saved_at timestamp DEFAULT CURRENT_TIMESTAMP)"
+        )
+        connection.commit()
+        sql = f"SELECT written FROM {self._positions} WHERE run = {self._database.placeholder(1)}"
+        found = connection.rows(sql, [self._run])
+        connection.commit()
+        if not token:
+            return
+        if not found:
+            if token.get("finishing"):
+                self._published = True
+                self._close()
+                return
+            raise ResumeError(
+                f"{self._database.shown} has no position of the run {self._run} in {POSITIONS}; it was deleted, or "
+                "this is another database: delete the checkpoint to start again"
+            )
+        self._skip = int(found[0][0]) - self._rows
+        if self._skip < 0:
+            raise ResumeError(
+                f"{self._database.shown} has {found[0][0]} rows of this run, and the checkpoint was saved after "
+                f"{self._rows}: the database is an older copy; delete the checkpoint to start again"
+            )
+
+    # -- inside ------------------------------------------------------------------------------------------------------
+
+    @property
+    def _written(self) -> tuple[str, ...]:
+        """Table that rows go into."""
+        return (*self._table[:-1], f"penstock_{self._run}") if self._mode == "replace" else self._table
+
+    @property
+    def _positions(self) -> str:
+        return self._quoted((*self._table[:-1], POSITIONS))
+
+    def _quoted(self, parts: Sequence[str]) -> str:
+        return self._database.quoted(*parts)
+
+    def _connect(self) -> SqlConnection:
+        if self._connection is None:
+            self._connection = self._database.connect(autocommit=False)
+            self._prepared = self._direct = False
+            _WRITERS[self._run] = self
+        return self._connection
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        self._prepared = self._direct = False
+        if connection is not None:
+            with contextlib.suppress(Exception):
+                connection.rollback()
+            connection.close()
+
+    def _check_schema(self, schema: pa.Schema) -> None:
+        for field in schema:
+            self._database.quoted(field.name)
+            written_type(field, self._database.dialect)
+        folded = [name.lower() for name in schema.names] if self._database.dialect is not POSTGRESQL else schema.names
+        if len(set(folded)) < len(folded):
+            twice = next(name for name in folded if folded.count(name) > 1)
+            raise SchemaError(f"{self!r}: two columns are called {twice!r}")
+        for name in self._key:
+            if name not in schema.names:
+                raise ConfigError(f"{self!r}: key {name!r} is no column; the columns are {', '.join(schema.names)}")
+
+    def _write(self) -> None:
+        """Send the rows that wait, inside the open transaction."""
+        if self._schema is None or (self._prepared and not self._buffer):
+            return
+        buffer, self._buffer, self._held = self._buffer, [], 0
+        table = written_table(pa.Table.from_batches(buffer, self._schema), self._database.dialect)
+        connection = self._connect()
+        if not self._prepared:
+            self._prepare(connection, table)
+        if not table.num_rows:
+            return
+        if self._direct:
+            connection.ingest(self._written, table)
+            return
+        if self._mode == "upsert":
+            table = _last_of_each(table, self._key)
+        connection.ingest([_STAGED], table, temporary=True)
+        connection.execute(self._move)
+        connection.execute(f"DELETE FROM {self._quoted([_STAGED])}")
+
+    def _prepare(self, connection: SqlConnection, table: pa.Table) -> None:
+        """Make the table if it is not there, and find out whether rows must be cast on their way into it."""
+        assert self._schema is not None
+        target, names = self._quoted(self._written), [self._database.quoted(name) for name in table.column_names]
+        if not self._exists(connection):
+            kinds = [written_type(field, self._database.dialect) for field in self._schema]
+            columns = [f"{name} {kind}" for name, kind in zip(names, kinds)]
+            if self._key:
+                columns.append(f"PRIMARY KEY ({', '.join(self._database.quoted(name) for name in self._key)})")
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {target} ({', '.join(columns)})")
+        there = connection.table(f"SELECT * FROM {target} LIMIT 0").schema
+        missing = [name for name in table.column_names if name not in there.names]
+        if missing:
+            raise SchemaError(
+                f"{self!r}: the table has no column {missing[0]!r}, its columns are {', '.join(there.names)}; rename "
+                "or drop the column before the sink, add it to the table, or use mode='replace'"
+            )
+        connection.ingest([_STAGED], table.slice(0, 0), temporary=True, create=True)
+        staged = connection.table(f"SELECT * FROM {self._quoted([_STAGED])} LIMIT 0").schema
+        same = all(_same_type(staged.field(name), there.field(name)) for name in table.column_names)
+        same = same and there.names == table.column_names
+        self._direct = self._mode != "upsert" and (same or self._database.dialect is SQLITE)
+        self._move = self._insert(target, names, self._casts(connection, table.column_names))
+        self._prepared = True
+
+    def _exists(self, connection: SqlConnection) -> bool:
+        """True if the table is there; PostgreSQL asks for more rights for CREATE TABLE IF NOT EXISTS than for rows."""
+        if self._database.dialect is not POSTGRESQL:
+            return False
+        found = connection.rows("SELECT to_regclass($1)::text", [self._quoted(self._written)])
+        return found[0][0] is not None
+
+    def _casts(self, connection: SqlConnection, names: Sequence[str]) -> list[str]:
+        """Columns of the staged rows, cast to the types of the table where PostgreSQL does not by itself."""
+        quoted = [self._database.quoted(name) for name in names]
+        if self._database.dialect is not POSTGRESQL:
+            return quoted
+        kinds = dict(
+            connection.rows(
+                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
+                "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
+                [self._quoted(self._written)],
+            )
+        )
+        return [f"CAST({column} AS {kinds[name]})" for name, column in zip(names, quoted)]
+
+    def _insert(self, target: str, names: Sequence[str], values: Sequence[str]) -> str:
+        sql = f"INSERT INTO {target} ({', '.join(names)}) SELECT {', '.join(values)} FROM {self._quoted([_STAGED])}"
+        if self._mode != "upsert":
+            return sql
+        keys = [self._database.quoted(name) for name in self._key]
+        changes = ", ".join(f"{name} = excluded.{name}" for name in names if name not in keys)
+        action = f"UPDATE SET {changes}" if changes else "NOTHING"
+        return f"{sql} WHERE true ON CONFLICT ({', '.join(keys)}) DO {action}"
+
+    def __repr__(self) -> str:
+        facts: dict[str, Any] = {"mode": self._mode if self._mode != "append" else None, "key": self._key or None}
+        shown = "".join(f", {name}={value!r}" for name, value in facts.items() if value is not None)
+        return f"SqlSink({self._database.shown!r}, {'.'.join(self._table)!r}{shown})"
+
+
+def _same_type(one: pa.Field, other: pa.Field) -> bool:
+    """True if rows of one type can be sent to a column of the other as they are."""
+    return server_type(one) == server_type(other) and one.type == other.type
+
+
+def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
+    """The last row of each key, in their order."""
+    place = "penstock_place"
+    numbered = pa.table([table.column(name) for name in key], list(key)).append_column(
+        place, pa.array(range(table.num_rows), pa.int64())
+    )
+    kept = numbered.group_by(list(key), use_threads=False).aggregate([(place, "max")])
+    if kept.num_rows == table.num_rows:
+        return table
+    return table.take(kept.column(f"{place}_max").combine_chunks().sort())

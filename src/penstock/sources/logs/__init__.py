@@ -1,0 +1,1 @@
+"""Sources of messages: logs with partitions and offsets, one adapter a broker."""

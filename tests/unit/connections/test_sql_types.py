@@ -1,0 +1,216 @@
+"""Types of PostgreSQL, SQLite and DuckDB as Arrow types, and back."""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+import uuid
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.servers import PostgresServer
+
+from penstock.connections.sql import Database
+from penstock.errors import DataError, SchemaError
+from penstock.sinks import SqlSink
+from penstock.sources import SqlSource
+
+UTC = datetime.UTC
+UUID = uuid.UUID("0a27cdf4-c21f-4e4a-bc88-07ebe55478b4")
+DAY = datetime.date(2024, 2, 29)
+MOMENT = datetime.datetime(2024, 2, 29, 12, 30, 15, 123456)
+LONG = Decimal("12345678901234567890123456789012345678901234.5")
+
+# type on the server, a value as SQL, the Arrow type, the value, the type of a table that the sink makes
+POSTGRESQL_TYPES: list[tuple[str, str, Any, Any, str]] = [
+    ("bool", "true", pa.bool_(), True, "boolean"),
+    ("smallint", "-32768", pa.int16(), -32768, "smallint"),
+    ("int", "2147483647", pa.int32(), 2147483647, "integer"),
+    ("bigint", "-9223372036854775808", pa.int64(), -(1 << 63), "bigint"),
+    ("real", "1.5", pa.float32(), 1.5, "real"),
+    ("double precision", "'-Infinity'", pa.float64(), float("-inf"), "double precision"),
+    ("numeric(10, 2)", "-99999999.99", pa.decimal128(10, 2), Decimal("-99999999.99"), "numeric(10,2)"),
+    ("numeric(50, 1)", str(LONG), pa.decimal256(50, 1), LONG, "numeric(50,1)"),
+    ("numeric", "1.50", pa.string(), "1.50", "text"),
+    ("money", "1234.5", pa.decimal128(20, 2), Decimal("1234.50"), "numeric(20,2)"),
+    ("text", "'é''\"\\'", pa.string(), "é'\"\\", "text"),
+    ("varchar(5)", "'abc'", pa.string(), "abc", "text"),
+    ("char(4)", "'ab'", pa.string(), "ab  ", "text"),
+    ("bytea", "'\\x00ff'", pa.binary(), b"\x00\xff", "bytea"),
+    ("date", "'2024-02-29'", pa.date32(), DAY, "date"),
+    ("time", "'12:30:15.5'", pa.time64("us"), datetime.time(12, 30, 15, 500000), "time without time zone"),
+    ("timestamp", f"'{MOMENT}'", pa.timestamp("us"), MOMENT, "timestamp without time zone"),
+    (
+        "timestamptz",
+        f"'{MOMENT}+02'",
+        pa.timestamp("us", "UTC"),
+        MOMENT.replace(tzinfo=UTC) - datetime.timedelta(hours=2),
+        "timestamp with time zone",
+    ),
+    ("uuid", f"'{UUID}'", pa.uuid(), UUID, "uuid"),
+    ("json", "'{\"a\": [1]}'", pa.json_(), '{"a": [1]}', "jsonb"),
+    ("jsonb", "'{\"a\": [1]}'", pa.json_(), '{"a": [1]}', "jsonb"),
+    ("int[]", "'{1,null,3}'", pa.list_(pa.int32()), [1, None, 3], "integer[]"),
+    ("text[]", "'{a,\"b,c\"}'", pa.list_(pa.string()), ["a", "b,c"], "text[]"),
+    ("float8[]", "'{}'", pa.list_(pa.float64()), [], "double precision[]"),
+    ("numeric[]", "'{1.50,2}'", pa.list_(pa.string()), ["1.50", "2"], "text[]"),
+    ("inet", "'10.0.0.1/8'", pa.string(), "10.0.0.1/8", "text"),
+    ("int4range", "'[1,5)'", pa.string(), "[1,5)", "text"),
+]
+
+
+def only_row(source: SqlSource) -> tuple[pa.DataType, list[Any]]:
+    batch = source.next_batch(10)
+    assert batch is not None
+    source.close()
+    return batch.schema.field("v").type, batch.column("v").to_pylist()
+
+
+@pytest.fixture(scope="module")
+def typed(postgres: PostgresServer) -> str:
+    """A table with a column of every type: the first row has values, the second nulls."""
+    name = f"types_{secrets.token_hex(6)}"
+    with Database(postgres.url).connect() as connection:
+        columns = ", ".join(f"c{at} {kind[0]}" for at, kind in enumerate(POSTGRESQL_TYPES))
+        connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY, {columns})")
+        values = ", ".join(kind[1] for kind in POSTGRESQL_TYPES)
+        connection.execute(f"INSERT INTO {name} VALUES (1, {values})")
+        connection.execute(f"INSERT INTO {name} (id) VALUES (2)")
+    return name
+
+
+def test_each_type_of_postgresql_has_an_arrow_type_and_goes_back(postgres: PostgresServer, typed: str) -> None:
+    source = SqlSource(postgres.url, table=typed, key="id")
+    batch = source.next_batch(10)
+    assert batch is not None
+    source.close()
+    for at, (name, _, kind, value, _) in enumerate(POSTGRESQL_TYPES):
+        assert (name, batch.schema.field(f"c{at}").type) == (name, kind)
+        assert (name, batch.column(f"c{at}").to_pylist()) == (name, [value, None])
+    sink = SqlSink(postgres.url, f"{typed}_back")
+    sink.consume(batch)
+    sink.flush()
+    again = SqlSource(postgres.url, table=f"{typed}_back", key="id")
+    assert again.next_batch(10) == batch
+    again.close()
+    with Database(postgres.url).connect() as connection:
+        made = connection.rows(
+            "SELECT format_type(atttypid, atttypmod) FROM pg_attribute WHERE attrelid = to_regclass($1) "
+            "AND attnum > 1 ORDER BY attnum",
+            [f"{typed}_back"],
+        )
+    assert [kind for (kind,) in made] == [kind[4] for kind in POSTGRESQL_TYPES]
+
+
+def test_rows_are_cast_to_the_types_of_a_table_that_is_there(postgres: PostgresServer, typed: str) -> None:
+    texts = [kind for kind in POSTGRESQL_TYPES if kind[0] in ("uuid", "jsonb", "date", "inet", "numeric", "varchar(5)")]
+    table = f"{typed}_text"
+    with Database(postgres.url).connect() as connection:
+        columns = ", ".join(f"c{at} {kind[0]}" for at, kind in enumerate(texts))
+        connection.execute(f"CREATE TABLE {table} (extra int DEFAULT 7, {columns}, n smallint)")
+    row = {f"c{at}": str(kind[3]) for at, kind in enumerate(texts)} | {"n": 5}
+    sink = SqlSink(postgres.url, table)
+    sink.consume(pa.RecordBatch.from_pylist([row]))
+    sink.flush()
+    source = SqlSource(postgres.url, table=table)
+    found = source.next_batch(1)
+    assert found is not None
+    source.close()
+    assert found.to_pylist() == [{"extra": 7, **{f"c{at}": kind[3] for at, kind in enumerate(texts)}, "n": 5}]
+
+
+def test_a_numeric_that_is_no_number_is_named_with_its_row(postgres: PostgresServer) -> None:
+    number = "CASE WHEN i = 3 THEN 'NaN' ELSE i::numeric END"
+    query = f"SELECT i AS id, ({number})::numeric(10, 2) AS n FROM generate_series(0, 9) i"
+    source = SqlSource(postgres.url, query=query, key="id")
+    with pytest.raises(DataError, match=r"'n'.*nan.*double precision") as caught:
+        source.next_batch(10)
+    assert caught.value.row == 3
+    # What the message says works.
+    cast = SqlSource(postgres.url, query=f"SELECT id, n::float8 AS n FROM ({query}) q", key="id")
+    assert cast.next_batch(10) is not None
+    for each in (source, cast):
+        each.close()
+
+
+NESTED = [{"id": 1, "s": {"a": 1, "b": [DAY]}, "m": [[1, 2], []]}, {"id": 2, "s": None, "m": None}]
+
+
+def test_structs_and_lists_of_lists_are_json_in_postgresql(postgres: PostgresServer) -> None:
+    table = f"nested_{secrets.token_hex(6)}"
+    sink = SqlSink(postgres.url, table)
+    sink.consume(pa.RecordBatch.from_pylist(NESTED))
+    sink.flush()
+    with Database(postgres.url).connect() as connection:
+        rows = connection.rows(f"SELECT s->>'a', s->'b'->>0, m->0->>1 FROM {table} ORDER BY id")
+    assert rows == [("1", "2024-02-29", "2"), (None, None, None)]
+
+
+@pytest.mark.parametrize("scheme", ["sqlite", "duckdb"])
+def test_embedded_databases_keep_what_they_have_types_for(tmp_path: Path, scheme: str) -> None:
+    rows = {
+        "i": pa.array([1, None], pa.int64()),
+        "u": pa.array([1, None], pa.uint64()),
+        "f": pa.array([1.5, None], pa.float32()),
+        "t": pa.array(["é", None], pa.large_string()),
+        "b": pa.array([b"\0\xff", None], pa.binary()),
+        "o": pa.array([True, None]),
+        "d": pa.array([DAY, None], pa.date32()),
+        "z": pa.array([MOMENT, None], pa.timestamp("us", "UTC")),
+        "n": pa.array([Decimal("1.50"), None], pa.decimal128(10, 2)),
+        "l": pa.array([[1, 2], None]),
+        "j": pa.array(['{"a":1}', None], pa.json_()),
+        "e": pa.array(["x", None]).dictionary_encode(),
+        "g": pa.array([UUID.bytes, None], pa.uuid()),
+    }
+    table = pa.table(rows)
+    url = f"{scheme}:///{tmp_path}/a.db"
+    sink = SqlSink(url, "t")
+    sink.consume(table.to_batches()[0])
+    sink.flush()
+    source = SqlSource(url, table="t")
+    batch = source.next_batch(10)
+    assert batch is not None
+    source.close()
+    found = {name: (str(batch.schema.field(name).type), batch.column(name).to_pylist()[0]) for name in rows}
+    common = {"i": ("int64", 1), "t": ("string", "é"), "b": ("binary", b"\0\xff"), "e": ("string", "x")}
+    lost = {
+        **{"u": ("int64", 1), "f": ("double", 1.5), "o": ("int64", 1), "d": ("string", "2024-02-29")},
+        **{"z": ("string", MOMENT.isoformat() + "+00:00"), "n": ("string", "1.50"), "l": ("string", "[1,2]")},
+        **{"j": ("string", '{"a":1}'), "g": ("string", str(UUID))},
+    }
+    kept = {
+        **{"u": ("decimal128(20, 0)", Decimal(1)), "f": ("float", 1.5), "o": ("bool", True), "d": ("date32[day]", DAY)},
+        **{"z": ("timestamp[us, tz=UTC]", MOMENT.replace(tzinfo=UTC)), "n": ("decimal128(10, 2)", Decimal("1.50"))},
+        **{"l": ("list<l: int64>", [1, 2]), "j": ("extension<arrow.json>", '{"a":1}')},
+        **{"g": ("extension<arrow.uuid>", UUID)},
+    }
+    assert found == common | (lost if scheme == "sqlite" else kept)
+    assert all(value is None for value in batch.slice(1).to_pylist()[0].values())
+
+
+def test_a_column_that_no_table_holds_is_refused_by_name(tmp_path: Path) -> None:
+    sink = SqlSink(f"duckdb:///{tmp_path}/a.db", "t")
+    with pytest.raises(SchemaError, match="union"):
+        sink.consume(
+            pa.RecordBatch.from_pydict(
+                {"c": pa.UnionArray.from_dense(pa.array([0], pa.int8()), pa.array([0], pa.int32()), [pa.array([1])])}
+            )
+        )
+
+
+def test_a_column_of_sqlite_that_is_null_for_long_has_the_type_of_its_first_value(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, declared TEXT, bare)")
+        many = "WITH RECURSIVE r(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM r WHERE i < 3000)"
+        connection.execute(f"{many} INSERT INTO t SELECT i, NULL, NULL FROM r")
+        connection.execute("INSERT INTO t VALUES (5000, 'late', x'00ff')")
+    for options in ({"table": "t"}, {"query": "SELECT id, declared || '' AS declared, bare FROM t"}):
+        source = SqlSource(url, key="id", **options)
+        assert [field.type for field in source.schema] == [pa.int64(), pa.string(), pa.binary()]
+        rows = [row for batch in iter(lambda s=source: s.next_batch(999), None) for row in batch.to_pylist()]
+        assert (len(rows), rows[-1]) == (3001, {"id": 5000, "declared": "late", "bare": b"\x00\xff"})

@@ -1,0 +1,221 @@
+"""Tables of databases: modes, rows that are written once, tables that do not fit."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.servers import PostgresServer
+
+from penstock.connections.sql import Database
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
+from penstock.pipeline import Pipeline
+from penstock.sinks import SqlSink, open_sink
+from penstock.testing import RowsSource
+
+ROWS = [{"id": i, "text": f"x{i}"} for i in range(20)]
+
+
+def batch(rows: list[dict[str, Any]]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist(rows)
+
+
+@pytest.fixture(params=["postgresql", "sqlite", "duckdb"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "postgresql":
+        return str(request.getfixturevalue("postgres").url)
+    return f"{request.param}:///{tmp_path}/a.db"
+
+
+@pytest.fixture
+def table() -> str:
+    return f"t_{secrets.token_hex(6)}"
+
+
+def seen(url: str, table: str, columns: str = "id, text") -> list[tuple[Any, ...]]:
+    with Database(url).connect() as connection:
+        return connection.rows(f"SELECT {columns} FROM {Database(url).quoted(table)} ORDER BY 1, 2")
+
+
+def pairs(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(row.values()) for row in rows]
+
+
+def write(sink: SqlSink, *parts: list[dict[str, Any]]) -> None:
+    for part in parts:
+        sink.consume(batch(part))
+    sink.flush()
+
+
+def test_append_adds_to_what_is_there(url: str, table: str) -> None:
+    write(SqlSink(url, table), ROWS[:5])
+    write(SqlSink(url, table, batch_bytes=1), ROWS[5:10], ROWS[10:])
+    assert seen(url, table) == pairs(ROWS)
+
+
+def test_replace_shows_the_old_table_until_the_end(url: str, table: str) -> None:
+    write(SqlSink(url, table), ROWS[:3])
+    sink = SqlSink(url, table, mode="replace", batch_bytes=1)
+    sink.restore({})
+    sink.consume(batch([{"id": 1, "text": "new", "more": 1.5}]))
+    sink.checkpoint()
+    assert seen(url, table) == pairs(ROWS[:3])
+    sink.consume(batch([{"id": 2, "text": "new", "more": 2.5}]))
+    sink.flush()
+    assert seen(url, table, "id, text, more") == [(1, "new", 1.5), (2, "new", 2.5)]
+    again = SqlSink(url, table, mode="replace")
+    again.consume(batch(ROWS[:2]))
+    again.abort()
+    assert seen(url, table) == [(1, "new"), (2, "new")]
+
+
+def test_upsert_keeps_the_last_row_of_each_key(url: str, table: str) -> None:
+    def make() -> SqlSink:
+        return SqlSink(url, table, mode="upsert", key="id")
+
+    write(make(), ROWS[:4], [{"id": 1, "text": "a"}, {"id": 9, "text": "b"}, {"id": 1, "text": "c"}])
+    write(make(), [{"id": 9, "text": "d"}])
+    assert seen(url, table) == [(0, "x0"), (1, "c"), (2, "x2"), (3, "x3"), (9, "d")]
+
+
+def test_rows_committed_after_the_last_saved_checkpoint_are_not_written_again(url: str, table: str) -> None:
+    sink = SqlSink(url, table)
+    sink.restore({})
+    sink.checkpoint()
+    sink.consume(batch(ROWS[:6]))
+    saved = sink.checkpoint()
+    sink.consume(batch(ROWS[6:13]))
+    sink.checkpoint()  # committed, and the process dies before the checkpoint is saved
+    sink.consume(batch(ROWS[13:15]))  # not committed
+    resumed = SqlSink(url, table)
+    resumed.restore(saved)
+    write(resumed, ROWS[6:10], ROWS[10:14], ROWS[14:])
+    assert seen(url, table) == pairs(ROWS)
+
+
+def test_a_run_killed_before_its_first_rows_are_saved_repeats_nothing(url: str, table: str, tmp_path: Path) -> None:
+    from penstock.pipeline.checkpoint import load_checkpoint
+
+    class Killed(SqlSink):
+        """Dies right after a commit with rows, before anybody hears of it."""
+
+        def checkpoint(self) -> dict[str, Any]:
+            token = super().checkpoint()
+            if token["rows"]:
+                raise KeyboardInterrupt
+            return token
+
+        def __repr__(self) -> str:
+            return super().__repr__()
+
+    source = RowsSource(ROWS)
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline(source, [], Killed(url, table)).run(tmp_path / "checkpoint")
+    kept = load_checkpoint(tmp_path / "checkpoint")
+    assert kept is not None
+    assert kept["sink"]["rows"] == 0
+    assert seen(url, table) == pairs(ROWS)
+    Pipeline(RowsSource(ROWS), [], SqlSink(url, table)).run(tmp_path / "checkpoint")
+    assert seen(url, table) == pairs(ROWS)
+
+
+def test_positions_that_are_gone_or_older_are_refused(url: str, table: str) -> None:
+    sink = SqlSink(url, table)
+    sink.restore({})
+    sink.consume(batch(ROWS[:6]))
+    saved = sink.checkpoint()
+    sink.abort()
+    with Database(url).connect() as connection:
+        connection.execute(f"UPDATE penstock_positions SET written = 2 WHERE run = '{saved['run']}'")
+    with pytest.raises(ResumeError, match=r"has 2 rows of this run.*after 6.*older copy"):
+        SqlSink(url, table).restore(saved)
+    with Database(url).connect() as connection:
+        connection.execute(f"DELETE FROM penstock_positions WHERE run = '{saved['run']}'")
+    with pytest.raises(ResumeError, match="no position of the run"):
+        SqlSink(url, table).restore(saved)
+
+
+def test_a_finished_run_leaves_no_position(url: str, table: str, tmp_path: Path) -> None:
+    Pipeline(RowsSource(ROWS), [], SqlSink(url, table)).run(tmp_path / "checkpoint")
+    with Database(url).connect() as connection:
+        assert connection.rows(f"SELECT count(*) FROM penstock_positions WHERE target = '{table}'") == [(0,)]
+
+
+def test_hostile_names_are_only_names(url: str) -> None:
+    evil = f"a\"; DROP TABLE x; --'é{secrets.token_hex(3)}"
+    rows = [{"id": 1, evil: "'; DROP TABLE x; --", "select": "\\"}]
+    write(SqlSink(url, [evil], mode="upsert", key=["id", evil]), rows)
+    write(SqlSink(url, [evil], mode="replace"), rows)
+    with Database(url).connect() as connection:
+        assert connection.table(f"SELECT * FROM {Database(url).quoted(evil)}").to_pylist() == rows
+
+
+def test_a_table_that_does_not_fit_is_named(url: str, table: str) -> None:
+    write(SqlSink(url, table), ROWS[:1])
+    sink = SqlSink(url, table)
+    with pytest.raises(SchemaError, match="no column 'other', its columns are id, text"):
+        sink.consume(batch([{"id": 1, "other": 2}]))
+    sink.abort()
+    with Database(url).connect() as connection:
+        connection.execute(f"CREATE TABLE {table}_strict (id bigint NOT NULL, text varchar(10))")
+    sink = SqlSink(url, f"{table}_strict")
+    with pytest.raises(DataError, match=r"(?i)null"):
+        write(sink, [{"id": None, "text": "x"}, {"id": 2, "text": "y"}])
+    sink.abort()
+    assert seen(url, f"{table}_strict") == []
+
+
+def test_another_schema_in_the_middle_is_refused(url: str, table: str) -> None:
+    sink = SqlSink(url, table)
+    sink.consume(batch(ROWS[:2]))
+    with pytest.raises(SchemaError, match="another schema"):
+        sink.consume(batch([{"id": "1", "text": "x"}]))
+    sink.abort()
+
+
+def test_options_that_cannot_work_are_refused() -> None:
+    for options, said in (
+        ({}, "name of a table"),
+        ({"table": "t", "mode": "merge"}, "append, replace, upsert, got 'merge'"),
+        ({"table": "t", "mode": "upsert"}, "needs key="),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            SqlSink("sqlite:///a.db", **options)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="63 bytes"):
+        SqlSink("postgresql://h/db", "t" * 64)
+    sink = SqlSink("sqlite:///a.db", "t", mode="upsert", key="nope")
+    with pytest.raises(ConfigError, match="key 'nope' is no column; the columns are id, text"):
+        sink.consume(batch(ROWS[:1]))
+
+
+def test_a_sink_is_opened_by_its_url(url: str, table: str) -> None:
+    sink = open_sink(f"{url}?table={table}&mode=upsert&key=id")
+    sink.consume(batch(ROWS))
+    sink.flush()
+    assert seen(url, table) == pairs(ROWS)
+
+
+def test_a_table_in_another_schema_has_its_positions_there(postgres: PostgresServer, table: str) -> None:
+    with Database(postgres.url).connect() as connection:
+        connection.execute(f"CREATE SCHEMA s_{table}")
+    sink = SqlSink(postgres.url, f"s_{table}.{table}", mode="replace")
+    sink.restore({})
+    sink.consume(batch(ROWS))
+    sink.checkpoint()
+    with Database(postgres.url).connect() as connection:
+        assert connection.rows(f"SELECT written FROM s_{table}.penstock_positions") == [(20,)]
+    sink.flush()
+    with Database(postgres.url).connect() as connection:
+        assert connection.rows(f"SELECT count(*) FROM s_{table}.{table}") == [(20,)]
+
+
+def test_a_password_is_in_no_state_and_no_message(tmp_path: Path, postgres: PostgresServer) -> None:
+    url = postgres.url.replace("pen@", "pen:s3cret-pw@")
+    sink = SqlSink(url, "t_secret")
+    Pipeline(RowsSource(ROWS), [], sink).run(tmp_path / "checkpoint")
+    text = "".join(path.read_text() for path in (tmp_path / "checkpoint").iterdir() if path.suffix == ".json")
+    assert "SqlSink" in text
+    assert "s3cret" not in text + repr(sink)
