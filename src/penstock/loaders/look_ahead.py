@@ -75,12 +75,12 @@ class LookAhead:
         limits = {id(shards.cache): shards.cache.limit_bytes for shards in self._shards}
         return sum(shards.manifest.bytes for shards in self._shards) <= sum(limits.values()) * 7 // 8
 
-    def has_room(self, blocks: int) -> bool:
-        """True if more may be requested, `blocks` blocks of steps being planned already."""
-        if not self.active or blocks >= _MOST_BLOCKS:
-            return False
-        ranges = sum(found.waiting_bytes for found in self._ranges.values() if found is not None)
-        return sum(table.waiting_bytes for table in self._tables) + ranges < self._bytes
+    def has_room(self, blocks: Sequence[int]) -> bool:
+        """True if more may be requested, blocks of steps that need so many bytes each being planned already.
+
+        Parts that are in the cache count too: what is planned has to stay there until it is used.
+        """
+        return self.active and len(blocks) < _MOST_BLOCKS and sum(blocks) < self._bytes
 
     def begin(self, position: Position) -> None:
         """Go to a position. The caches ask from now on what this plan uses next."""

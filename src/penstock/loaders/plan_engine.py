@@ -67,6 +67,8 @@ class _Block(NamedTuple):
     shares: list[Share]
     positions: list[Position]
     """Position after each step."""
+    nbytes: int = 0
+    """Bytes of parts that they need and that are not in use already."""
 
 
 class PlanEngine:
@@ -198,30 +200,31 @@ class PlanEngine:
         self, planned: deque[_Block], following: Position | None, epoch: int, wanted: int
     ) -> tuple[Position | None, int]:
         """Plan and request further blocks of the epoch, then the first ones of the next epoch."""
-        ahead, beyond = following, False
+        ahead, beyond, sizes = following, False, [block.nbytes for block in planned]
         for _ in range(_BLOCKS_AT_ONCE):
-            if ahead is None or not self._ahead.has_room(len(planned)) or self.plan.ended(ahead):
+            if ahead is None or not self._ahead.has_room(sizes) or self.plan.ended(ahead):
                 break
             try:
                 if ahead.epoch > epoch:
                     beyond, wanted = True, 1 if not beyond else wanted
                 block = self._plan_block(ahead, wanted)
-                self._request(block.shares)
+                sizes.append(self._request(block.shares))
             except Exception as error:  # noqa: BLE001 - it is raised again in its place in the order
                 log.debug("planning ahead: %s", error)
                 break
             ahead = block.following
             if not beyond:
-                planned.append(block)
+                planned.append(block._replace(nbytes=sizes[-1]))
                 following = ahead
             self._ahead.reach(block.positions)
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
         return following, wanted
 
-    def _request(self, shares: list[Share]) -> None:
-        """Begin to fetch what shares need and is not on this machine."""
+    def _request(self, shares: list[Share]) -> int:
+        """Begin to fetch what shares need and is not on this machine; the bytes of what they need."""
+        nbytes = 0
         if not shares:
-            return
+            return nbytes
         parts = Samples.concat([share.samples for share in shares])
         sources = np.concatenate([share.sources for share in shares])
         for number, table in enumerate(self._tables):
@@ -230,8 +233,10 @@ class PlanEngine:
             if ranges is not None:
                 ticket = ranges.request(parts.rows[which], parts.starts[which], parts.lengths[which])
                 shares[0].tickets = {**shares[0].tickets, number: ticket}
+                nbytes += ticket.tokens * table.dtype.itemsize
             elif table.in_bucket:
-                table.request(parts.rows[which])
+                nbytes += table.request(parts.rows[which])
+        return nbytes
 
     def _make_one(self, step: Step) -> TrainingBatch:
         (share,) = self._placed([self._share(step)])

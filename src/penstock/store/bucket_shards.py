@@ -86,22 +86,21 @@ class BucketShards:
                     )
         self._objects = found
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that were requested ahead and not used yet."""
-        return self._pool.waiting_bytes
-
     def lengths(self, number: int) -> npt.NDArray[np.int32]:
         """Tokens of each row of a shard, as a view of its index."""
         return self.layout(number).lengths
 
-    def request(self, pieces: Iterable[tuple[int, int]]) -> None:
-        """Begin to fetch pieces of shards, given as (shard, piece), unless they are in the cache."""
+    def request(self, pieces: Iterable[tuple[int, int]]) -> int:
+        """Begin to fetch pieces of shards, given as (shard, piece), unless they are in the cache; the bytes of all."""
         wanted = list(pieces)
         self.fetch_layouts({shard for shard, _ in wanted})
+        total = 0
         for part in {self.part(shard, piece) for shard, piece in wanted}:
-            if not self.cache.has(part.name, part.stop - part.start):
-                self._pool.request(part.name, part.stop - part.start, partial(self._get, part))
+            nbytes = part.stop - part.start
+            total += nbytes
+            if not self.cache.has(part.name, nbytes):
+                self._pool.request(part.name, nbytes, partial(self._get, part))
+        return total
 
     def has(self, shard: int, piece: int) -> bool:
         """True if a piece is in the cache."""

@@ -138,15 +138,9 @@ class TokenTable:
         """(shard, which of the rows are in it, their numbers in it) for every shard that is touched."""
         return self._by_shard(rows, self.row_starts, fetch=True)
 
-    def request(self, rows: Ints) -> None:
-        """Begin to fetch the pieces of rows that are in buckets, and not here yet."""
-        if self.in_bucket:
-            self._request(self._by_shard(rows, self.row_starts, fetch=True), None)
-
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that were requested and are not used yet."""
-        return sum(store.bucket.waiting_bytes for store in self.stores if store.bucket is not None)
+    def request(self, rows: Ints) -> int:
+        """Begin to fetch the pieces of rows that are in buckets, and not here yet; the bytes of those not in use."""
+        return self._request(self._by_shard(rows, self.row_starts, fetch=True), None) if self.in_bucket else 0
 
     def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         """Copy tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]` to `out[at[j]:]`, for every part j."""
@@ -231,8 +225,9 @@ class TokenTable:
                 store.bucket.fetch_layouts([shard for other, shard in fresh if other is store])
         return found
 
-    def _request(self, found: list[tuple[int, Any, Ints]], held: Held | None) -> None:
+    def _request(self, found: list[tuple[int, Any, Ints]], held: Held | None) -> int:
         """Begin to fetch the pieces of rows of shards that have no address yet."""
+        nbytes = 0
         for store in self.stores:
             if store.bucket is None:
                 continue
@@ -244,7 +239,8 @@ class TokenTable:
                     assert isinstance(tokens, _Flat)
                     wanted += [(shard, piece) for piece in tokens.missing(within)]
             if wanted:
-                store.bucket.request(wanted)
+                nbytes += store.bucket.request(wanted)
+        return nbytes
 
     def _split(self, numbers: Ints, starts: Ints) -> list[tuple[int, Any, Ints]]:
         low, high = int(numbers.min()), int(numbers.max())

@@ -57,11 +57,6 @@ class RowRanges:
         stores = [store.bucket for store in table.stores]
         return not table.masked and all(shards is not None and shards.has_sums for shards in stores)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that were requested and are not used yet."""
-        return self._pool.waiting_bytes
-
     def request(self, rows: Ints, starts: Ints, lengths: Ints) -> RowTicket:
         """Begin to fetch `lengths[j]` tokens of row `rows[j]` from `starts[j]` on, for every part j."""
         width = self._table.dtype.itemsize
