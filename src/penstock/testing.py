@@ -105,7 +105,8 @@ def assert_sink_contract(make_sink: Callable[[Path], Sink], read_back: Callable[
     """
     batches = pa.Table.from_pylist(_SAMPLE).to_batches(max_chunksize=5)
     with tempfile.TemporaryDirectory() as name, _closing(make_sink(Path(name))) as sink:
-        durable, publishing = isinstance(sink, Durable), isinstance(sink, Publishing)
+        durable = isinstance(sink, Durable)
+        publishing = durable and isinstance(sink, Publishing)
         for batch in batches:
             sink.consume(batch)
             assert sink.memory_usage() >= 0

@@ -23,7 +23,7 @@ from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none, require_local
 from penstock.files.listing import PathLike, as_paths
 from penstock.files.locks import FileLock
-from penstock.files.objects import bucket_has, output_place, shown_place
+from penstock.files.output_places import bucket_has, output_place, shown_place
 from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, Report, Source

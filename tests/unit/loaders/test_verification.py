@@ -120,8 +120,8 @@ class _Lying(_Forgetful):
 class _Different(PretrainDataLoader):
     """Labels that depend on the number of ranks."""
 
-    def _iterate(self, turn: int) -> Any:
-        for batch in super()._iterate(turn):
+    def _iterate(self, *arguments: Any) -> Any:
+        for batch in super()._iterate(*arguments):
             if self.rank.world_size == 2 and batch.labels is not None:
                 batch.labels[0, -1] = 7
             yield batch
