@@ -39,6 +39,7 @@ class ParquetSource(FileSource):
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".pq")
+    _has_footers: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from penstock.files.checksums import FileStamps
 from penstock.files.compression import inflate
 from penstock.files.filesystems import is_access_error, shown
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
-from penstock.files.ranges.read_ahead import WINDOW_BYTES
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, request_footers
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.files.states import Fields, StateFormat, check_fields
 from penstock.pipeline.stages import Origin, Source, State
@@ -341,6 +341,8 @@ class FileSource(Source):
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
+    _has_footers: ClassVar[bool] = False
+    """True if the schema of a file is at its end."""
     _columns: list[str] | None = None
 
     def __init__(self, paths: PathLike | Iterable[PathLike], *, allow_empty: bool = False, **shown: object) -> None:
@@ -495,6 +497,8 @@ class FileSource(Source):
     def _file_schemas(self) -> list[tuple[InputFile, pa.Schema]]:
         """Schema of each file that can be read; damage is reported in its place, when the rows are read."""
         found: list[tuple[InputFile, pa.Schema]] = []
+        if self._has_footers:
+            request_footers(self.files)
         for path in self.files:
             try:
                 self._list.stamps.note(path)

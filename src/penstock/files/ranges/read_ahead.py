@@ -363,6 +363,13 @@ def open_raw(path: InputFile, offset: int = 0) -> io.RawIOBase:
     return file
 
 
+def request_footers(files: Sequence[InputFile]) -> None:
+    """Request the ends of remote files at the same time, for those who ask for them next; errors come then too."""
+    waiting = [submit(file.tail, max(0, file.size - 8)) for file in files if isinstance(file, RemoteFile) and file.size]
+    for answer in waiting:
+        answer.exception()
+
+
 def parquet_metadata(path: InputFile) -> Any:
     """Footer of a Parquet file; of a remote one by one request, or none if somebody has asked before."""
     import pyarrow.parquet as pq  # here: most readers of this module need none of it
