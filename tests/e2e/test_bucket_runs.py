@@ -100,6 +100,7 @@ def test_a_writer_that_is_killed_again_and_again_writes_every_row_once(
 def test_a_server_that_is_killed_while_it_is_written_to_loses_nothing(
     rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(objects, "_LONGEST_PAUSE", 0.2)
     with S3Server() as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)

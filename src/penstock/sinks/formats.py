@@ -137,7 +137,7 @@ class ArrowSink(FileSink):
         writer: Writer | None = None
         for segment in segments:
             check_file(segment, ARROW_TAIL)
-            with pa.memory_map(str(segment)) as piece:
+            with pa.OSFile(str(segment)) as piece:  # mapped, the whole of it would count as memory of the process
                 reader = pa.ipc.open_file(piece)
                 writer = writer or self._new_writer(target, reader.schema, first=True)
                 for number in range(reader.num_record_batches):
