@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -94,3 +95,22 @@ def redis_server() -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def nats_server() -> Iterator[Server]:
     yield from _running(NatsServer)
+
+
+@pytest.fixture(scope="session")
+def kafka_broker() -> Any:
+    """The mock broker of librdkafka: a real client and its protocol, but no server."""
+    if reason := missing("confluent-kafka"):
+        pytest.skip(reason)
+    from tests.brokers import KafkaBroker
+
+    return KafkaBroker()
+
+
+@pytest.fixture(params=["nats", "redis"])
+def broker(request: pytest.FixtureRequest) -> Any:
+    """Each broker that keeps its messages: NATS and Redis."""
+    from tests.brokers import NatsBroker, RedisBroker
+
+    server = request.getfixturevalue(f"{request.param}_server")
+    return NatsBroker(server.url) if request.param == "nats" else RedisBroker(server.url)

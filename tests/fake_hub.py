@@ -83,6 +83,10 @@ def serving(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
 
         def _send(self, head: bool) -> None:
             status, headers, body = hub.answer(self.path, head=head)
+            if status == 200 and (asked := self.headers.get("Range")):
+                first, _, last = asked.removeprefix("bytes=").partition("-")
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(body)}"
+                status, body = 206, body[int(first) : int(last) + 1]
             self.send_response(status)
             for name, value in headers.items():
                 self.send_header(name, value)

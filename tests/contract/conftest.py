@@ -37,8 +37,11 @@ from penstock.sinks import (
     DeltaSink,
     IteratorSink,
     JsonlSink,
+    KafkaSink,
     MemorySink,
+    NatsSink,
     ParquetSink,
+    RedisStreamSink,
     SqlSink,
     StoreSink,
 )
@@ -51,9 +54,12 @@ from penstock.sources import (
     IteratorSource,
     JsonlSource,
     JsonSource,
+    KafkaSource,
     MdsSource,
     MemorySource,
+    NatsSource,
     ParquetSource,
+    RedisStreamSource,
     SqlSource,
     StoreSource,
     TextSource,
@@ -471,7 +477,9 @@ def source_kinds() -> set[type]:
     """The class of each source that the cases cover."""
     files = {JsonlSource, JsonSource, CsvSource, ParquetSource, ArrowSource, TextSource, StoreSource}
     archives = {MdsSource, WebDatasetSource, TokenFileSource}
-    return files | archives | {MemorySource, IteratorSource, AsyncIteratorSource, SqlSource, DeltaSource, IcebergSource}
+    messages = {NatsSource, RedisStreamSource, KafkaSource}  # with their servers in test_log_sources.py
+    elsewhere = {SqlSource, DeltaSource, IcebergSource}
+    return files | archives | messages | elsewhere | {MemorySource, IteratorSource, AsyncIteratorSource}
 
 
 # -- sinks -----------------------------------------------------------------------------------------------------------
@@ -613,4 +621,6 @@ def sink_case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.fixture
 def sink_kinds() -> set[type]:
     """The class of each sink that the cases cover."""
-    return {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, MemorySink, IteratorSink, SqlSink, DeltaSink}
+    messages = {NatsSink, RedisStreamSink, KafkaSink}  # with their servers in test_log_sinks.py
+    files = {JsonlSink, CsvSink, ParquetSink, ArrowSink, StoreSink, DeltaSink}
+    return files | messages | {MemorySink, IteratorSink, SqlSink}

@@ -142,7 +142,7 @@ class Leaky(JsonlSink):
             self._end()
 
     def restore(self, token: dict[str, Any]) -> None:
-        found = sorted(self._staging.glob("part-*")) if self._staging.exists() else []
+        found = sorted(self._output.staging.glob("part-*")) if self._output.staging.exists() else []
         super().restore(token | {"segments": len(found)} if token else token)
 
 

@@ -24,7 +24,7 @@ if reason := missing(*S3Server.packages):
 
 KILLS = int(os.environ.get("PENSTOCK_KILLS", "2"))
 """More by hand: `PENSTOCK_KILLS=10 pytest tests/e2e/test_lake_kills.py`."""
-ROWS, FILES = 4000, 8
+ROWS, FILES = 4000, 40
 
 
 class Killing(Transform):
@@ -62,8 +62,9 @@ def test_a_killed_server_loses_no_row_and_repeats_none(
             text = [f"row {n} " * 20 for n in range(start, start + each)]
             sink.consume(pa.RecordBatch.from_pydict({"n": range(start, start + each), "text": text}))
             sink.flush()
-        killing = Killing(server, random.Random(commit).sample(range(ROWS), KILLS))
-        config = PipelineConfig(checkpoint_seconds=0, batch_rows=200)
+        draw = random.Random(commit)
+        killing = Killing(server, [each * file + draw.randrange(each) for file in draw.sample(range(FILES), KILLS)])
+        config = PipelineConfig(checkpoint_seconds=0, batch_rows=100)
         failures: list[Exception] = []
         while True:
             try:
@@ -72,8 +73,8 @@ def test_a_killed_server_loses_no_row_and_repeats_none(
             except (PenstockError, ConnectionError) as error:
                 failures.append(error)
                 assert len(failures) <= KILLS, failures
-        assert killing.kills == KILLS
         source, found = DeltaSource(there), []
         while (batch := source.next_batch(1000)) is not None:
             found += batch["n"].to_pylist()
         assert sorted(found) == list(range(ROWS))
+        assert killing.kills == KILLS

@@ -20,8 +20,8 @@ class LoaderOptions(TypedDict, total=False):
     drop_last: bool
     budget: MemoryBudget | int | str | None
     cache_dir: PathLike | None
-    cache: CacheSpec | None
     cache_bytes: int | str
+    cache: CacheSpec | None
     progress: bool
     verify: Verify
     on_error: OnError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from penstock.cli.console import count, log_lines, print_json, print_table, say
 from penstock.cli.options import JsonOption, QuietOption, command
 from penstock.corpus.convert import FORMATS
 from penstock.corpus.convert import convert as convert_tokens
+from penstock.files.objects import shown_place
 from penstock.memory import MemoryBudget
 from penstock.observe import Extent, closing_table, progress_on
 
@@ -20,7 +20,7 @@ from penstock.observe import Extent, closing_table, progress_on
 @command(stopped="stopped; run it again")
 def convert(
     source: Annotated[str, typer.Argument(metavar="SRC", help="A store, or token data of another program.")],
-    out: Annotated[Path, typer.Argument(metavar="DST", help="Directory, or the name of Megatron files.")],
+    out: Annotated[str, typer.Argument(metavar="DST", help="Directory, or the name of Megatron files.")],
     to: Annotated[str, typer.Option(help=f"Format to write: {', '.join(FORMATS)}.")],
     rows: Annotated[str | None, typer.Option(help="Rows of Megatron files: documents or sequences.")] = None,
     eot: Annotated[int | None, typer.Option(help="Id that separates the documents of a flat .bin file.")] = None,
@@ -58,8 +58,9 @@ def convert(
             progress=None if quiet else lambda run: progress_on(console, Extent.of(run.source), str(run)),
             **{name: value for name, value in layout.items() if value is not None},
         )
+    path = shown_place(str(made.path))
     if as_json:
-        print_json({"path": str(made.path), "rows": made.rows, "report": made.report.to_dict()}, indent=False)
+        print_json({"path": path, "rows": made.rows, "report": made.report.to_dict()}, indent=False)
     elif not quiet:
         print_table(closing_table(made.report, budget_bytes=memory.capacity))
-        say(f"{made.path}: {count(made.rows, 'row')}")
+        say(f"{path}: {count(made.rows, 'row')}")

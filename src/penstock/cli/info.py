@@ -37,7 +37,7 @@ def info(
     facts["left_out"] = list(lineage[-1].notes.get("left_out", ())) if lineage else []
     facts["versions"] = [
         {"version": each.version, "rows": each.rows, "tokens": each.tokens, "created": each.created}
-        for each in (versions(store) if is_store(opened.path) else ())
+        for each in (versions(store) if is_store(opened.home) else ())
     ]
     if verify:
         facts["verified"] = True

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from inspect import signature
-from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
@@ -57,7 +56,7 @@ def lint(
     Exit codes: 0 every row passes; 1 there is a violation, or an error.
     """
     kinds: Counter[str] = Counter()
-    opened, rows = OpenedRecipe.of(Recipe(**recipe), [Path(file) for file in files]), 0
+    opened, rows = OpenedRecipe.of(Recipe(**recipe), list(files)), 0
     if explained is not None:
         _explain(opened, explained, as_json=as_json)
         return

@@ -8,7 +8,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import orjson
@@ -29,7 +28,7 @@ ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML or JSON file that describes a loader, or a token store.")
 ]
 """A text: a `Path` would spoil a URL."""
-StoreArgument = Annotated[Path, typer.Argument(metavar="STORE", help="Directory of the store.")]
+StoreArgument = Annotated[str, typer.Argument(metavar="STORE", help="Directory of the store, or its URL in a bucket.")]
 SetOption = Annotated[
     list[str] | None,
     typer.Option(

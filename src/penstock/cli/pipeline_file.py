@@ -39,8 +39,8 @@ import pyarrow.compute as pc
 from penstock._suggest import did_you_mean, nearest, unknown_option
 from penstock.cli.plugins import resolve
 from penstock.errors import ConfigError, PenstockError
-from penstock.files.filesystems import require_local
-from penstock.files.listing import is_database
+from penstock.files.listing import is_service
+from penstock.files.output_places import output_place
 from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -67,7 +67,7 @@ class PipelineFile:
     pipeline: Pipeline
     to_fit: tuple[int, ...] = ()
     """Positions of the transforms that have to be fitted first."""
-    checkpoint: Path | None = None
+    checkpoint: Path | str | None = None
     steps: tuple[Any, ...] = ()
     """The transforms as the file lists them."""
 
@@ -122,8 +122,12 @@ class _Builder:
     def _end(self, group: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         """A source or a sink: by its type, or by the suffix of its path."""
         where = group.removesuffix("s")
-        if isinstance(given, Mapping) and is_database(url := given.get("path", given.get("url"))):
-            given = {"type": "sql", **{name: value for name, value in given.items() if name != "path"}, "url": url}
+        if (
+            isinstance(given, Mapping)
+            and "type" not in given
+            and is_service(url := given.get("path", given.get("url")))
+        ):
+            given = {**{name: value for name, value in given.items() if name != "url"}, "path": url}
         if given is None:
             self.problems.add(where, f"missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
         elif isinstance(given, Mapping) and "type" in given:
@@ -313,9 +317,11 @@ class _Signature:
         return True
 
     def _spelled(self, name: Any) -> Any:
-        """`path` and `paths` mean the same."""
-        other = {"path": "paths", "paths": "path"}.get(name)
-        return other if other in self.parameters and name not in self.parameters else name
+        """`path`, `paths` and `url` mean the same."""
+        names = ("path", "paths", "url")
+        if name not in names or name in self.parameters:
+            return name
+        return next((other for other in names if other in self.parameters), name)
 
 
 def _shown(name: Any) -> str:
@@ -354,8 +360,8 @@ def _import_function(path: str) -> Any:
     return found
 
 
-def _checkpoint(given: Any) -> Path | None:
-    return None if given is None else require_local(convert(given, str), "checkpoint")
+def _checkpoint(given: Any) -> Path | str | None:
+    return None if given is None else output_place(convert(given, str), "checkpoint")
 
 
 def _without_type(given: Mapping[str, Any], maker: Callable[..., Any]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,6 +12,7 @@ from rich.console import Console
 
 from penstock.cli.console import count, fact_table, log_lines, print_json, print_table, say
 from penstock.cli.options import JsonOption, QuietOption, command
+from penstock.files.filesystems import shown
 from penstock.loaders import Prepared, Recipe
 from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget
@@ -25,7 +25,7 @@ from penstock.store import describe
 @command([field.name for field in fields(Recipe) if field.init], stopped="stopped; the same command resumes")
 def prepare(
     inputs: Annotated[list[str], typer.Argument(metavar="IN", help="Files, directories or globs.")],
-    out: Annotated[Path, typer.Option(metavar="STORE", help="Directory of the store.")],
+    out: Annotated[str, typer.Option(metavar="STORE", help="Directory of the store, or its URL in an object store.")],
     recipe: Any,
     mode: Annotated[
         str, typer.Option(help="create, append, or overwrite; the last two make a new version of the store.")
@@ -33,7 +33,7 @@ def prepare(
     budget: Annotated[str, typer.Option(help="Memory to use, such as 512MiB.")] = "1 GiB",
     workers: Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: as many as help.")] = None,
     on_error: Annotated[str, typer.Option(help="Policy for bad rows: raise, skip, quarantine.")] = "raise",
-    quarantine: Annotated[Path | None, typer.Option(metavar="FILE", help="JSONL file for quarantined rows.")] = None,
+    quarantine: Annotated[str | None, typer.Option(metavar="FILE", help="JSONL file for quarantined rows.")] = None,
     wait_seconds: Annotated[
         float, typer.Option(metavar="SECONDS", help="Wait for another process at the same store.")
     ] = 0.0,
@@ -70,7 +70,7 @@ def prepare(
         print_json(_facts(prepared), indent=False)
     elif not quiet:
         if prepared.report is None:
-            say(f"{prepared.path} is ready: it was made of the same input in the same way before")
+            say(f"{shown(prepared.path)} is ready: it was made of the same input in the same way before")
         else:
             print_table(closing_table(prepared.report, budget_bytes=memory.capacity))
         print_table(fact_table(store_lines(_facts(prepared)["store"], prepared.tokens_per_second)))

@@ -21,11 +21,12 @@ from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelle
 from penstock.corpus.dedup.stages import Dedup
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.files.documents import read_document, set_value
-from penstock.files.filesystems import require_local
+from penstock.files.filesystems import shown
+from penstock.files.output_places import bucket_has, output_place, shown_place
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, Report
-from penstock.pipeline.checkpoint import CHECKPOINT_NAME
+from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.pipeline.functions import FunctionStage
 from penstock.types.conversion import Problems
 
@@ -75,7 +76,7 @@ def run(
     ] = False,
     as_json: JsonOption = False,
     checkpoint: Annotated[
-        Path | None,
+        str | None,
         typer.Option(metavar="DIR", help="Save progress here and resume from it, instead of the file's checkpoint."),
     ] = None,
     quiet: QuietOption = False,
@@ -107,7 +108,7 @@ def run(
         tree = spelled_out(tree)
     described = read_pipeline(tree, pipeline)
     if checkpoint is not None:
-        described = replace(described, checkpoint=require_local(checkpoint, "checkpoint"))
+        described = replace(described, checkpoint=output_place(checkpoint, "checkpoint"))
     extent = Extent.of(described.pipeline.source)
     if dry_run:
         problems = Problems()
@@ -120,7 +121,7 @@ def run(
             typer.echo("\n".join(_lines(described, extent, columns)))
         return
     kept = described.checkpoint
-    stopped = f"the same command resumes from {kept}" if kept else "unfinished output was removed"
+    stopped = f"the same command resumes from {shown_place(kept)}" if kept else "unfinished output was removed"
     with report_errors(debug=debug, stopped=f"stopped; {stopped}"):
         report = _run(described, extent, quiet=quiet)
     if as_json:
@@ -141,22 +142,28 @@ def _run(described: PipelineFile, extent: Extent, *, quiet: bool) -> Report:
 
 
 def _resumes(described: PipelineFile) -> bool:
-    return described.checkpoint is not None and (described.checkpoint / CHECKPOINT_NAME).exists()
+    return described.checkpoint is not None and load_checkpoint(described.checkpoint) is not None
+
+
+def _output(described: PipelineFile) -> Path | str | None:
+    path = getattr(described.pipeline.sink, "path", None)
+    return None if path is None else output_place(path, "the output")
 
 
 def _facts(described: PipelineFile, extent: Extent) -> dict[str, Any]:
     """Result of a dry run."""
     pipeline = described.pipeline
+    quarantine = pipeline.config.quarantine
     return {
         "pipeline": str(pipeline),
         "files": extent.files,
         "file_bytes": extent.file_bytes,
         "rows": extent.rows,
-        "output": getattr(pipeline.sink, "path", None),
+        "output": None if (output := _output(described)) is None else shown_place(output),
         "budget_bytes": pipeline.budget.capacity,
-        "config": dataclasses.asdict(pipeline.config),
+        "config": dataclasses.asdict(pipeline.config) | {"quarantine": quarantine and shown(quarantine)},
         "fits": [repr(pipeline.transforms[position]) for position in described.to_fit],
-        "checkpoint": described.checkpoint,
+        "checkpoint": None if described.checkpoint is None else shown_place(described.checkpoint),
         "resumes": _resumes(described),
     }
 
@@ -172,15 +179,16 @@ def _lines(described: PipelineFile, extent: Extent, columns: ColumnCheck) -> Ite
         yield f"columns     {', '.join(columns.columns)}"
     else:
         yield f"columns     not checked from here on: {columns.unknown}"
-    if (target := facts["output"]) is not None:
-        yield f"output      {target}{' (exists: it will be replaced)' if Path(target).exists() else ''}"
+    if (target := _output(described)) is not None:
+        exists = target.exists() if isinstance(target, Path) else bucket_has(target)
+        yield f"output      {facts['output']}{' (exists: it will be replaced)' if exists else ''}"
     yield f"budget      {format_bytes(facts['budget_bytes'])}"
     yield f"workers     {config.workers}, at most {config.worker_limit}"
     yield f"bad rows    {config.on_error}"
     for learner in facts["fits"]:
         yield f"first pass  fits {learner} on the input"
     if described.checkpoint is not None:
-        yield f"checkpoint  {described.checkpoint}{' (exists: the run will be resumed)' if facts['resumes'] else ''}"
+        yield f"checkpoint  {facts['checkpoint']}{' (exists: the run will be resumed)' if facts['resumes'] else ''}"
 
 
 @dataclass(slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,10 +12,12 @@ import typer
 from penstock.cli.console import count, emit, print_table, table, warn
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.errors import ConfigError, DataError
+from penstock.files.filesystems import shown
 from penstock.memory.budget import format_bytes
 from penstock.store import Difference, Manifest, checkout, diff
 from penstock.store import versions as all_versions
-from penstock.store.manifest import read_manifest, store_path
+from penstock.store.home import store_home
+from penstock.store.manifest import read_manifest
 
 _LONG = 40
 
@@ -55,15 +56,15 @@ def versions(
         warn(facts["problem"])
 
 
-def _facts(store: Path) -> dict[str, Any]:
+def _facts(store: str) -> dict[str, Any]:
     found = all_versions(store)
     current, problem = None, None
     try:
-        current = read_manifest(store_path(store)).version
+        current = read_manifest(store_home(store)).version
     except (DataError, FileNotFoundError) as error:  # the versions still exist: one can be checked out
         problem = str(error)
     return {
-        "path": str(store),
+        "path": shown(store),
         "current": current,
         "problem": problem,
         "versions": [_version(manifest) for manifest in found],

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import unquote
 
 from penstock._optional import require
@@ -239,7 +239,7 @@ class KafkaLog:
         except kafka.KafkaException as error:
             self._raise(error.args[0])
 
-    def _raise(self, error: Any) -> Any:
+    def _raise(self, error: Any) -> NoReturn:
         kafka = require("confluent_kafka", "kafka")
         codes, told = kafka.KafkaError, error.str()
         if error.code() in (codes._AUTHENTICATION, codes.SASL_AUTHENTICATION_FAILED, codes.TOPIC_AUTHORIZATION_FAILED):

@@ -79,14 +79,13 @@ class NatsLog:
                 break
             self._consumer = None  # idle for too long, or of a server that was restarted
         found = Messages(offset, caught_up)
-        for message in raw:
-            sequence, nanoseconds = _place(message)
-            found.offsets.append(sequence)
-            found.times.append(nanoseconds // 1_000_000)
-            found.values.append(message.data)
-            found.keys.append(message.subject.encode())
-            found.headers.append(message.headers)
         if raw:
+            places = [_place(message) for message in raw]
+            found.offsets = [sequence for sequence, _ in places]
+            found.times = [nanoseconds // 1_000_000 for _, nanoseconds in places]
+            found.values = [message.data for message in raw]
+            found.keys = [message.subject.encode() for message in raw]
+            found.headers = [message.headers for message in raw]
             found.following = self._next = found.offsets[-1] + 1
             if found.following - offset > len(raw) and (first := self.bounds(partition).first) > offset:
                 raise dropped(self, partition, offset, first)
@@ -256,11 +255,17 @@ class _Client:
         user, _, hosts = hosts.rpartition("@")
         scheme = server.partition("://")[0]
         servers = [f"{scheme}://{user}@{host}" if user else f"{scheme}://{host}" for host in hosts.split(",")]
-        options = {"user_credentials": credentials} if credentials else {}
+        options = {}
+        if credentials:
+            require("nkeys", "nats")
+            options["user_credentials"] = credentials
         try:
-            made._nats = await nats.connect(
+            made._nats = nats.NATS()
+            await made._nats.connect(
                 servers,
                 allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0.05,
                 connect_timeout=5,
                 error_cb=made._on_error,
                 closed_cb=made._on_closed,
@@ -273,6 +278,7 @@ class _Client:
             await made._nats.subscribe(f"{made._inbox}.ack", cb=made._on_ack)
         except (TimeoutError, OSError, nats.errors.Error) as error:
             told = str(error) or type(error).__name__
+            await made.close()
             if "uthorization" in told or "uthentication" in told:
                 raise PermissionError(f"{name}: the server refuses the credentials ({told}); check them") from None
             raise ConnectionError(f"{name} cannot be reached: {told}") from None
@@ -324,9 +330,11 @@ class _Client:
 
     async def close(self) -> None:
         self.lost = True
-        if self._nats is not None:
+        with contextlib.suppress(Exception):
+            await self._nats.close()
+        if (transport := getattr(self._nats, "_transport", None)) is not None:  # of a connection that was refused
             with contextlib.suppress(Exception):
-                await self._nats.close()
+                transport.close()
 
     async def _on_message(self, message: Any) -> None:
         if not message.reply:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import orjson
@@ -21,25 +22,16 @@ from penstock.connections.logs import (
     made_again,
     message_id,
 )
+from penstock.connections.redis import connect_redis
 from penstock.errors import ConfigError
 
 SCHEMES = ("redis", "rediss")
 Answer = TypeVar("Answer")
-_CONNECT_SECONDS, _ANSWER_SECONDS = 5.0, 30.0
+_ANSWER_SECONDS = 30.0
 _SEQUENCE_BITS = 64
 _FIRST_BYTES = 1 << 10
 """Size of a message before any was seen."""
 _MOST_AT_ONCE = 10_000
-
-
-def connect(url: str) -> Any:
-    """A client of redis-py that answers with bytes. It connects when it is first used, and again after an error."""
-    redis = require("redis", "redis")
-    options = {"socket_connect_timeout": _CONNECT_SECONDS, "socket_timeout": _ANSWER_SECONDS, "protocol": 2}
-    try:
-        return redis.Redis.from_url(url, **options)
-    except ValueError as error:
-        raise ConfigError(f"{hidden(url)!r} is no address of Redis: {str(error).replace(url, hidden(url))}") from None
 
 
 class RedisLog:
@@ -121,7 +113,7 @@ class RedisLog:
             if isinstance(answer, redis.exceptions.ResponseError) and "equal or smaller" in str(answer):
                 refused.append(at)
             elif isinstance(answer, Exception):
-                self._try(lambda _, answer=answer: _raise(answer))
+                self._try(partial(_raise, answer))
         for at in refused:  # it is there already, or somebody else has appended
             key, name = self.streams[messages.partitions[at]], f"{messages.run}-{messages.numbers[at]}"
             there = self._call("XRANGE", key, name, name)
@@ -215,7 +207,7 @@ class RedisLog:
     def _try(self, action: Callable[[Any], Answer]) -> Answer:
         errors = require("redis", "redis").exceptions
         if self._client is None:
-            self._client = connect(self._url)
+            self._client = connect_redis(self._url, answer_seconds=_ANSWER_SECONDS)
         try:
             return action(self._client)
         except (errors.AuthenticationError, errors.AuthorizationError, errors.NoPermissionError) as error:
@@ -235,5 +227,5 @@ def _number(name: bytes) -> int:
     return int(milliseconds) << _SEQUENCE_BITS | int(sequence)
 
 
-def _raise(error: Exception) -> None:
+def _raise(error: Exception, _: Any) -> None:
     raise error

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Unpack
 
+import pyarrow as pa
 import xxhash
 
 from penstock._suggest import did_you_mean
@@ -22,6 +23,8 @@ from penstock.files.cache import default_cache_directory
 from penstock.files.filesystems import local_or_none, require_local
 from penstock.files.listing import PathLike, as_paths
 from penstock.files.locks import FileLock
+from penstock.files.objects import bucket_has, output_place, shown_place
+from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, Report, Source
 from penstock.sinks import StoreSink
@@ -29,14 +32,16 @@ from penstock.sinks.mds import MdsSink
 from penstock.sinks.megatron import MegatronSink
 from penstock.sources import StoreSource, TokenFileSource, open_source
 from penstock.sources.file_source import FileSource
+from penstock.sources.foreign.mds import MdsSource
 from penstock.sources.foreign.mds_index import is_mds, read_index
 from penstock.sources.inputs import Input, as_input, fingerprints_of
+from penstock.sources.jsonl import JsonlSource
 from penstock.sources.memory import MemorySource
 from penstock.store import Lineage, is_complete
 from penstock.store.foreign.base import ForeignOptions
 from penstock.store.foreign.lookup import has_texts, is_token_file
 from penstock.store.foreign.saved_dataset import STATE, TOKEN_COLUMNS, token_column
-from penstock.store.manifest import is_store
+from penstock.store.manifest import MANIFEST_NAME, is_store
 from penstock.store.shared_files import fetch_store, share_store
 from penstock.transforms.token_columns import SelectTokens
 
@@ -50,7 +55,7 @@ _LONGEST_WAIT = 24 * 3600.0
 class Converted:
     """Data that was converted."""
 
-    path: Path
+    path: Path | RemotePath
     rows: int
     report: Report
 
@@ -74,29 +79,32 @@ def convert(
 
     `source` is a store, token data of another program (`layout`: see `open_store`), or rows with a column of token ids
     in any form that `open_source` takes: MDS, WebDataset, Parquet, a dataset. Padding (`attention_mask`) is left out,
-    `labels` become a mask. The same rows make the same files.
+    `labels` become a mask. The same rows make the same files. A store may be written to a bucket.
     """
     if to not in FORMATS:
         raise ConfigError(f"to must be one of {', '.join(FORMATS)}, got {to!r}{did_you_mean(str(to), FORMATS)}")
-    target = require_local(out, "out")
+    place = output_place(out, "out") if to == "store" else require_local(out, "out")
     if compression is not None and to != "mds":
         raise ConfigError(f"compression={compression!r} is for MDS, and {to} files are mapped as they are; omit it")
     rows, columns = open_tokens(source, layout)
-    target.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(place, Path):
+        place.parent.mkdir(parents=True, exist_ok=True)
     checkpoint: Path | None = None
     sink: Any
     if to == "megatron":
-        sink = MegatronSink(target, drop_mask=drop_mask, overwrite=overwrite)
+        sink = MegatronSink(place, drop_mask=drop_mask, overwrite=overwrite)
     elif to == "mds":
-        sink = MdsSink(target, compression=compression, rename={"input_ids": "tokens"}, overwrite=overwrite)
+        sink = MdsSink(place, compression=compression, rename={"input_ids": "tokens"}, overwrite=overwrite)
     else:
-        if is_store(target) and not overwrite:
-            raise ConfigError(f"{target} exists; delete it, write elsewhere, or pass overwrite (--overwrite)")
+        there = is_store(place) if isinstance(place, Path) else bucket_has(f"{place}/{MANIFEST_NAME}")
+        if there and not overwrite:
+            shown = shown_place(place)
+            raise ConfigError(f"{shown} exists; delete it, write elsewhere, or pass overwrite (--overwrite)")
         lineage = _lineage(rows, columns)
-        sink = StoreSink(target, mode="overwrite" if overwrite else "create", lineage=lineage)
-        checkpoint = _checkpoint(target, rows, lineage)
+        sink = StoreSink(place, mode="overwrite" if overwrite else "create", lineage=lineage)
+        checkpoint = _checkpoint(place, rows, lineage) if isinstance(place, Path) else None
     report = _run(Pipeline(rows, [columns], sink, budget=budget), checkpoint, progress)
-    return Converted(Path(sink.path), report.rows_out, report)
+    return Converted(sink.path, report.rows_out, report)
 
 
 def _run(pipeline: Pipeline, checkpoint: Path | None, progress: Callable[[Pipeline], Any] | None) -> Report:
@@ -164,14 +172,34 @@ def token_rows(data: Any, *, alone: bool) -> Source | None:
     given = as_paths(data)
     if alone and given is not None and not any(map(_may_hold_tokens, given)):
         return None
-    source = open_source(given) if given is not None else as_input(data)
-    if isinstance(source, FileSource):
-        schema = source._file_schema(source.files[0])
-    elif isinstance(source, MemorySource):
-        schema = source.schema
-    else:
+    source: Any = open_source(given) if given is not None else as_input(data)
+    schema = _first_schema(source, json=not alone)
+    if schema is None:
         return None
+    if isinstance(source, MdsSource) and not alone:
+        _refuse_bytes(schema, source)
     return None if token_column(schema) is None or (alone and has_texts(schema)) else source
+
+
+def _first_schema(source: Any, *, json: bool) -> pa.Schema | None:
+    """Columns of the first file, or of rows in memory; of JSON Lines only if they may be tokens, since all are read."""
+    if isinstance(source, FileSource):
+        return source._file_schema(source.files[0])
+    if isinstance(source, JsonlSource) and json:
+        names = source.first_columns()
+        source.close()
+        return source.schema if {*TOKEN_COLUMNS} & {*names} else None
+    return source.schema if isinstance(source, MemorySource) else None
+
+
+def _refuse_bytes(schema: pa.Schema, source: MdsSource) -> None:
+    for name in TOKEN_COLUMNS:
+        if name in schema.names and pa.types.is_binary(schema.field(name).type):
+            raise ConfigError(
+                f"the column {name!r} of {source!r} holds bytes, and nothing says of which type its tokens are; make a "
+                "store with `penstock convert FOLDER OUT --to store --dtype int64` (int64 is usual for shards of LLM "
+                "Foundry)"
+            )
 
 
 def _may_hold_tokens(path: PathLike) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, Self, get_args
 
 import numpy as np
 import orjson
+import xxhash
 
 from penstock.connections.shared_cache import CacheSpec, SharedCache, shared_cache
 from penstock.corpus.recipe import OpenedRecipe, Recipe, Steps
@@ -18,21 +20,26 @@ from penstock.errors import ChangedFileError, ConfigError, ResumeError
 from penstock.files.atomic import check_own_directory, remove_own_directory, write_atomic
 from penstock.files.cache import default_cache_directory
 from penstock.files.checksums import FileFingerprint, FileStamps, fingerprint_files, hash_file, is_settled
-from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
+from penstock.files.object_lock import ObjectLock
+from penstock.files.objects import open_bucket
+from penstock.files.output_places import beside, bucket_has, output_place, shown_place
+from penstock.files.ranges.remote_file import InputFile
+from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, Report
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.pipeline.config import OnError
-from penstock.pipeline.stages import Stateful
+from penstock.pipeline.stages import Remembering, Stateful
 from penstock.sinks import StoreSink
 from penstock.sources import IteratorSource, StoreSource
 from penstock.sources.by_suffix import SourceFiles
 from penstock.sources.inputs import Input, fingerprints_of
 from penstock.store import Manifest, Store, is_complete, open_store
-from penstock.store.manifest import is_store
+from penstock.store.home import StoreHome, store_home
+from penstock.store.manifest import is_store, is_whole, read_manifest
 from penstock.store.shared_files import fetch_store, share_store
 
 LOSSES_NAME = "losses.json"
@@ -52,7 +59,7 @@ Progress = Callable[[Pipeline], Any]
 class Prepared:
     """A store that is ready, and the report of the run that made it."""
 
-    path: Path
+    path: Path | RemotePath
     manifest: Manifest
     report: Report | None
     """None if the store existed already."""
@@ -87,7 +94,7 @@ class _Job:
     """One call of `prepare`."""
 
     opened: OpenedRecipe
-    out: Path
+    out: Path | str
     mode: str
     config: PipelineConfig
     budget: MemoryBudget | int | str | None
@@ -97,11 +104,24 @@ class _Job:
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
     @property
-    def work(self) -> Path:
-        return _work_directory(self.out)
+    def home(self) -> StoreHome:
+        return store_home(self.out)
+
+    @property
+    def work(self) -> Workplace:
+        return Workplace(self.out)
+
+    @property
+    def path(self) -> Path | RemotePath:
+        """Path of the store for those who open it."""
+        return self.out if isinstance(self.out, Path) else RemotePath(self.out)
+
+    @property
+    def shown(self) -> str:
+        return shown_place(self.out)
 
     def discard_checkpoint(self) -> None:
-        remove_own_directory(self.work, _OWN)
+        self.work.remove()
 
 
 def prepare(
@@ -120,6 +140,7 @@ def prepare(
 
         prepare("corpus/*.jsonl", "corpus.store", Recipe(tokenizer="model/", filters=["gopher"], dedup=["exact"]))
 
+    `out` is a directory, or a URL of an object store (`s3://`, `gs://`, `az://`): shards are uploaded as they are made.
     `inputs` are paths, or data in any form that `open_source` takes. The same call resumes a run that was killed. If
     several processes want the same store, one makes it; the others wait up to `wait_seconds` for it, or raise. A store
     made of an iterator, whose content is not known before it is read, is not recognised again.
@@ -127,12 +148,17 @@ def prepare(
     With a `cache` (its URL, see `open_cache`), a store that another machine has made is fetched, and one that is made
     here is put there; `mode` has to be "create".
     """
-    target = require_local(out, "out")
+    target = output_place(out, "out")
     opened = OpenedRecipe.of(recipe, inputs)
     files = _Inputs.of(opened)
     chosen, shared = config or PipelineConfig(), None if cache is None else shared_cache(cache)
     if shared is not None and mode != "create":
         raise ConfigError(f"cache= is for stores made in one run, and mode is {mode!r}; omit cache, or use mode create")
+    if shared is not None and not isinstance(target, Path):
+        raise ConfigError(
+            f"cache= is for a store on this machine, and {shown_place(target)} is in a bucket, where other machines "
+            "find it; omit cache"
+        )
     job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files)
     return _make(job, wait_seconds, progress)
 
@@ -217,7 +243,7 @@ def _noted(note: Path, home: Path) -> Prepared | None:
 
 
 def _finished(out: Path, key: str) -> Prepared | None:
-    if not is_store(out) or not is_complete(out) or _work_directory(out).exists():
+    if not is_store(out) or not is_complete(out) or Workplace(out).exists():
         return None
     manifest = open_store(out).manifest
     return Prepared(out, manifest, None) if manifest.key == key else None
@@ -236,18 +262,57 @@ def _without_bad_rows(home: Path, steps: Steps, inputs: _Inputs, on_error: str) 
     return None
 
 
-def _work_directory(out: Path) -> Path:
-    """Directory with the checkpoint of an unfinished run."""
-    return out.parent / f".{out.name}.preparing"
+class Workplace:
+    """Checkpoint of an unfinished run beside the store, and the directory of what it has seen.
+
+    That directory is on this machine also for a store in a bucket.
+    """
+
+    def __init__(self, out: Path | str) -> None:
+        self._place = beside(out, ".", ".preparing")
+        self.shown = shown_place(self._place)
+
+    @property
+    def seen(self) -> Path:
+        if isinstance(self._place, Path):
+            return self._place / "seen"
+        return default_cache_directory() / "preparing" / xxhash.xxh3_128_hexdigest(self.shown.encode()) / "seen"
+
+    def lock(self) -> FileLock | ObjectLock:
+        path = beside(self._place, suffix=".lock")
+        return FileLock(path) if isinstance(path, Path) else ObjectLock(path)
+
+    def check(self) -> None:
+        if isinstance(self._place, Path):
+            check_own_directory(self._place, _OWN)
+
+    def checkpoint(self, name: str) -> Path | RemotePath:
+        return self._place / name if isinstance(self._place, Path) else RemotePath(self._place) / name
+
+    def has(self, checkpoint: Path | RemotePath) -> bool:
+        return checkpoint.exists() if isinstance(checkpoint, Path) else bucket_has(checkpoint)
+
+    def exists(self) -> bool:
+        return self._place.exists() if isinstance(self._place, Path) else bucket_has(self._place)
+
+    def remove(self) -> None:
+        if isinstance(self._place, Path):
+            remove_own_directory(self._place, _OWN)
+            return
+        shutil.rmtree(self.seen.parent, ignore_errors=True)
+        bucket, prefix = open_bucket(self._place)
+        if keys := [info.key for info in bucket.objects(f"{prefix}/")]:
+            bucket.delete(*keys)
 
 
 def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared:
-    job.out.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(job.work.with_name(f"{job.work.name}.lock")) as lock:
+    if isinstance(job.out, Path):
+        job.out.parent.mkdir(parents=True, exist_ok=True)
+    with job.work.lock() as lock:
         if not lock.acquire() and wait_seconds > 0:
-            _log.info("%s prepares %s; waiting for it", lock.owner(), job.out)
+            _log.info("%s prepares %s; waiting for it", lock.owner(), job.shown)
         if not lock.acquire(wait_seconds):
-            raise ConfigError(f"{job.out} is being prepared by {lock.owner()}; wait for it, or choose another path")
+            raise ConfigError(f"{job.shown} is being prepared by {lock.owner()}; wait for it, or choose another path")
         if job.cache is None:
             return _prepare(job, progress)
         return _prepare_shared(job, job.cache, progress)
@@ -256,30 +321,42 @@ def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared
 def _prepare_shared(job: _Job, cache: SharedCache, progress: Progress | None) -> Prepared:
     """The store, fetched if another machine has made it; otherwise made, and put where others find it."""
     key = job.opened.steps().lineage(job.inputs.fingerprints, job.config.on_error).key
+    assert isinstance(job.out, Path)
     if key is not None and not job.out.exists():
         fetch_store(cache, key, job.out)
     prepared = _prepare(job, progress)
     if key is not None and prepared.manifest.key == key:
-        share_store(cache, prepared.path, key, extra=[LOSSES_NAME])
+        share_store(cache, job.out, key, extra=[LOSSES_NAME])
     return prepared
 
 
 def _prepare(job: _Job, progress: Progress | None) -> Prepared:
-    check_own_directory(job.work, _OWN)
+    job.work.check()
     job.inputs.check_stamps()  # another process may have held the lock for long
-    steps = job.opened.steps(job.work / "seen")
+    steps = job.opened.steps(job.work.seen)
     lineage = steps.lineage(job.inputs.fingerprints, job.config.on_error, job.opened.left_out)
-    existing = open_store(job.out).manifest if is_store(job.out) else None
-    checkpoint = job.work / f"{lineage.key or 'run'}-{job.mode}"
+    existing = read_manifest(job.home) if is_store(job.home) else None
+    if existing is not None and isinstance(job.out, Path):
+        existing = open_store(job.out).manifest
+    checkpoint = job.work.checkpoint(f"{lineage.key or 'run'}-{job.mode}")
     if existing is not None and _has(job, existing, lineage.key):
         if not _was_cut_short(checkpoint, existing):
             job.discard_checkpoint()
-            return Prepared(job.out, existing, None)
+            return Prepared(job.path, existing, None)
     elif existing is not None:
         _check_goes_with(job, existing, steps)
-    if not checkpoint.exists():
+    if not job.work.has(checkpoint):
         # A checkpoint of another input or recipe cannot be resumed, since this run writes to the same place.
         job.discard_checkpoint()
+    elif (
+        not job.work.seen.exists()
+        and any(isinstance(transform, Remembering) for transform in steps.transforms)
+        and load_checkpoint(checkpoint) is not None
+    ):
+        raise ResumeError(
+            f"the preparation of {job.shown} was begun on another machine, where the keys are that dedup has seen (in "
+            f"{job.work.seen}); run it there, or delete {job.work.shown}/ to start again"
+        )
     options = {"mode": job.mode, "tokens": steps.tokens, "mask": steps.mask, "lineage": lineage}
     sink = _CheckedSink(job.out, check=job.inputs.check, **options)
     before = existing.tokens or 0 if existing is not None and job.mode == "append" else 0
@@ -296,11 +373,11 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     except (BrokenStageError, ChangedFileError):
         job.discard_checkpoint()  # its rows come from a broken stage, or from a mix of two states of a file
         raise
-    _write_losses(job.out, lineage.key, report)
+    _write_losses(job.home, lineage.key, report)
     job.discard_checkpoint()  # last: if the process is killed before, the next call does the rest
-    with open_store(job.out) as store:
-        tokens = (store.manifest.tokens or 0) - before if not report.resumed else None
-        return Prepared(job.out, store.manifest, report, tokens)
+    manifest = read_manifest(job.home)
+    tokens = (manifest.tokens or 0) - before if not report.resumed else None
+    return Prepared(job.path, manifest, report, tokens)
 
 
 class _Inputs:
@@ -320,11 +397,11 @@ class _Inputs:
             made._stamps.note(file)
         return made
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[InputFile]) -> None:
         self._files, self._stamps = files, FileStamps()
         for file in files:
             self._stamps.note(file)
-        self._young = [not is_settled(file.stat()) for file in files]
+        self._young = [isinstance(file, Path) and not is_settled(file.stat()) for file in files]
         """Files that could change without a new modification time."""
         memo = default_cache_directory() / "fingerprints.json"
         self.fingerprints: list[FileFingerprint] = fingerprint_files(files, memo=memo)
@@ -344,7 +421,7 @@ class _Inputs:
 class _CheckedSink(StoreSink):
     """Store sink that publishes only if the input files have not changed."""
 
-    def __init__(self, path: Path, *, check: Callable[[], None], **options: Any) -> None:
+    def __init__(self, path: Path | str, *, check: Callable[[], None], **options: Any) -> None:
         super().__init__(path, **options)
         self._check = check
 
@@ -353,7 +430,7 @@ class _CheckedSink(StoreSink):
         super().flush()
 
 
-def _was_cut_short(checkpoint: Path, existing: Manifest) -> bool:
+def _was_cut_short(checkpoint: Path | RemotePath, existing: Manifest) -> bool:
     """True if the run that published the store was killed before it had cleaned up."""
     try:
         saved = load_checkpoint(checkpoint)
@@ -365,7 +442,7 @@ def _was_cut_short(checkpoint: Path, existing: Manifest) -> bool:
 
 def _has(job: _Job, existing: Manifest, key: str | None) -> bool:
     """True if the store holds these rows already, made with the same recipe."""
-    if key is None or not is_complete(job.out):
+    if key is None or not is_whole(job.home, existing):
         return False
     return existing.key == key or (job.mode == "append" and key in [run.key for run in existing.lineage])
 
@@ -373,17 +450,17 @@ def _has(job: _Job, existing: Manifest, key: str | None) -> bool:
 def _check_goes_with(job: _Job, existing: Manifest, steps: Steps) -> None:
     if job.mode == "create":
         raise ConfigError(
-            f"{job.out} holds a store of another input or recipe; use mode append (--mode "
+            f"{job.shown} holds a store of another input or recipe; use mode append (--mode "
             "append) to add to it, overwrite to replace it by a new version, or another place"
         )
     if job.mode == "append" and existing.template != steps.template:
         raise ConfigError(
-            f"{job.out} was made with the chat template {existing.template}, these rows with {steps.template}; a model "
-            "trained on both would learn neither: use the same template, or another store"
+            f"{job.shown} was made with the chat template {existing.template}, these rows with {steps.template}; a "
+            "model trained on both would learn neither: use the same template, or another store"
         )
 
 
-def _write_losses(store: Path, key: str | None, report: Report) -> None:
+def _write_losses(store: StoreHome, key: str | None, report: Report) -> None:
     """Write the counts of dropped and changed rows next to the store, for reports on it."""
     losses = {
         "key": key,
@@ -392,7 +469,7 @@ def _write_losses(store: Path, key: str | None, report: Report) -> None:
         "changed": dict(report.changed),
         "bad": {**report.skipped, **report.quarantined},
     }
-    write_atomic(store / LOSSES_NAME, orjson.dumps(losses))
+    store.write(LOSSES_NAME, orjson.dumps(losses))
 
 
 def losses_of(store: Store) -> dict[str, int]:
@@ -408,7 +485,7 @@ def bad_rows_of(store: Store) -> dict[str, int]:
 def _record(store: Store, what: str) -> dict[str, int] | None:
     """Numbers by reason that were written when a store was prepared; None if there is no record."""
     try:
-        losses = orjson.loads((store.path / LOSSES_NAME).read_bytes())
+        losses = orjson.loads(store.home.read(LOSSES_NAME))
         known = losses["key"] is not None and losses["key"] == store.manifest.key
         return {str(reason): int(number) for reason, number in losses[what].items()} if known else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -37,6 +37,7 @@ from penstock.corpus.raw_rows import (
 )
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
+from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline import Source, Transform
 from penstock.sources import (
     ArrowSource,
@@ -51,7 +52,8 @@ from penstock.sources import (
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.file_source import check_columns
 from penstock.sources.inputs import Input, as_input
-from penstock.sources.lake_source import LakeSource
+from penstock.sources.lakes.base import LakeSource
+from penstock.sources.logs.base import LogSource
 from penstock.store import Lineage
 from penstock.store.preferences import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
@@ -333,7 +335,7 @@ class Steps:
     unnamed: str | None = None
     """Reason why a store made by these transforms has no key."""
 
-    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str, left_out: Iterable[Path] = ()) -> Lineage:
+    def lineage(self, inputs: Iterable[FileFingerprint], on_error: str, left_out: Iterable[InputFile] = ()) -> Lineage:
         """Lineage of a store. A store that skipped bad rows has another key than one that would have failed on them."""
         skipped = [f"bad rows: {on_error}"] if on_error != "raise" else []
         return Lineage(
@@ -381,7 +383,7 @@ class OpenedRecipe:
         recipe, source = self.recipe, self.given
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
-        if isinstance(source, MemorySource | IteratorSource):
+        if isinstance(source, MemorySource | IteratorSource | LogSource):
             there = source.column_names()
             if not there or source.size_hint() == 0:
                 raise DataError("there are no rows in the input", file=repr(source))
@@ -413,12 +415,12 @@ class OpenedRecipe:
         return source, names
 
     @property
-    def left_out(self) -> Sequence[Path]:
+    def left_out(self) -> Sequence[InputFile]:
         """Files of the directory that are not read."""
         return self.given.left_out if isinstance(self.given, SourceFiles) else ()
 
     @property
-    def files(self) -> Sequence[Path]:
+    def files(self) -> Sequence[InputFile]:
         return cast(Sequence[Path], getattr(self.given, "files", ()))
 
     def request(self, inputs: Iterable[FileFingerprint], on_error: str) -> str | None:

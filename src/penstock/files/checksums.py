@@ -30,6 +30,8 @@ import xxhash
 from penstock.errors import ChangedFileError, DataError
 from penstock.files.atomic import write_atomic
 from penstock.files.listing import PathLike, names_of
+from penstock.files.ranges.read_ahead import RangeFile, open_raw
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 PARQUET_TAIL, ARROW_TAIL = b"PAR1", b"ARROW1"
 _MARK = b"penstock"
@@ -51,6 +53,11 @@ class Checksums:
     def segment(self, number: int) -> tuple[int, int]:
         """The bytes it is about: from, to."""
         return (self.ends[number - 1] if number else 0), self.ends[number]
+
+    def around(self, start: int, stop: int) -> tuple[int, int]:
+        """The bytes of all segments that hold some of these."""
+        first, last = bisect_right(self.ends, start), bisect_right(self.ends, stop - 1)
+        return self.segment(first)[0], self.segment(last)[1]
 
     def check_data(self, number: int, data: Any) -> None:
         """Raise ArrowInvalid unless these are the bytes of a segment as they were written."""
@@ -78,12 +85,12 @@ class Checksums:
             raise pa.ArrowInvalid(f"bytes {low} to {high} are not those that were written: their checksum differs")
 
 
-def read_checksums(path: Path, tail: bytes) -> Checksums | None:
+def read_checksums(path: InputFile, tail: bytes) -> Checksums | None:
     """The checksums of a file, whose footer is compared with its own; None if it has none.
 
     Raises ArrowInvalid if the footer or the checksums were changed.
     """
-    with open(path, "rb", buffering=0) as file:
+    with RangeFile(path) if isinstance(path, RemoteFile) else open(path, "rb", buffering=0) as file:
         size = file.seek(0, io.SEEK_END)
         ending = len(tail) + _LENGTH.size
         if size < ending:
@@ -119,23 +126,16 @@ def check_file(path: Path, tail: bytes) -> None:
         raise DataError(f"the file is damaged: {error}", file=str(path)) from error
 
 
-def add_checksums(file: io.BufferedRandom, segments: list[Segment], tail: bytes) -> None:
-    """Put the checksums of a finished file in front of its footer; what no segment covers yet is hashed here."""
-    size = file.seek(0, io.SEEK_END)
-    ending = len(tail) + _LENGTH.size
-    (length,) = _LENGTH.unpack(_read(file, size - ending, _LENGTH.size))
-    start = size - ending - length
-    footer = bytes(_read(file, start, size - start))
-    segments = [*segments, *hash_segments(file, segments[-1][0] if segments else 0, start)]
-    file.seek(start)
-    file.write(_block(segments, footer) + footer)
+def checksum_block(segments: list[Segment], footer: bytes) -> bytes:
+    """The checksums of a file, which stand in front of its footer; the segments cover all that is before them."""
+    return _block(segments, footer)
 
 
-def hash_segments(file: Readable, start: int, stop: int) -> Iterator[Segment]:
-    """The bytes from `start` to `stop` in segments of 128 KiB."""
-    for low in range(start, stop, _SEGMENT_BYTES):
-        high = min(stop, low + _SEGMENT_BYTES)
-        yield high, xxhash.xxh3_64_intdigest(_read(file, low, high - low, _scratch()))
+def hash_buffer(data: memoryview, start: int) -> Iterator[Segment]:
+    """Bytes that begin at `start` of a file in segments of 128 KiB."""
+    for low in range(0, len(data), _SEGMENT_BYTES):
+        part = data[low : low + _SEGMENT_BYTES]
+        yield start + low + len(part), xxhash.xxh3_64_intdigest(part)
 
 
 class HashedFile(io.RawIOBase):
@@ -221,10 +221,14 @@ class FileStamp:
     size: int
     mtime_ns: int
     inode: int
+    etag: str | None = None
+    """Of a remote file, which is read in the state that has it."""
 
     @classmethod
     def of(cls, path: PathLike) -> Self | None:
         """None for what is no regular file: a pipe has no state that could stay the same."""
+        if isinstance(path, RemoteFile):
+            return cls(path.size, path.modified_ns, 0, path.etag)
         found = Path(path).stat()
         return cls(found.st_size, found.st_mtime_ns, found.st_ino) if stat.S_ISREG(found.st_mode) else None
 
@@ -239,21 +243,25 @@ class FileStamps:
         """From now on the file has to stay as it is; what was noted before counts on."""
         name = os.fspath(path)
         if name not in self._stamps:
-            self._stamps.setdefault(name, FileStamp.of(name))
+            self._stamps.setdefault(name, FileStamp.of(path))
 
     def check(self, path: PathLike) -> None:
-        """Raise if a file that was noted is another now. Costs a look at the file, some microseconds."""
+        """Raise if a file that was noted is another now. Costs a look at the file, some microseconds.
+
+        For a remote file, each request does that; here it is compared as it was listed.
+        """
         name = os.fspath(path)
         was = self._stamps.get(name)
-        if was is None:
+        if was is None or (was.etag is not None and not isinstance(path, RemoteFile)):
             return
         try:
-            now = FileStamp.of(name)
+            now = FileStamp.of(path)
         except FileNotFoundError:
             raise ChangedFileError("it was removed", file=name) from None
         if now is None or now == was:
             return
-        if now.inode != was.inode:
+        name = str(path)
+        if now.inode != was.inode or now.etag != was.etag:
             reason = "another file took its place"
         elif now.size != was.size:
             reason = f"it had {was.size} bytes and has {now.size} now"
@@ -290,7 +298,7 @@ def hash_file(path: PathLike) -> str:
     """xxh3-128 of a file, read in pieces of a megabyte: as fast as the disk, some gigabytes a second from memory."""
     digest = xxhash.xxh3_128()
     piece = memoryview(bytearray(_READ_BYTES))
-    with open(path, "rb", buffering=0) as file:
+    with open_raw(path if isinstance(path, RemoteFile) else Path(path)) as file:
         while count := file.readinto(piece):
             digest.update(piece[:count])
     return digest.hexdigest()
@@ -308,6 +316,9 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
     found = []
     files = paths if isinstance(paths, list) else [*map(Path, paths)]
     for path, name in zip(files, names_of(files)):
+        if isinstance(path, RemoteFile):
+            found.append(FileFingerprint(name, path.size, _remote_hash(path)))
+            continue
         place, stat = str(path.resolve()), path.stat()
         mark = _mark(stat)
         known = remembered.get(place)
@@ -324,6 +335,11 @@ def fingerprint_files(paths: Iterable[PathLike], *, memo: PathLike | None = None
     if memo is not None and fresh:
         _write_memo(Path(memo), fresh)
     return found
+
+
+def _remote_hash(file: RemoteFile) -> str:
+    """Hash of the ETag, which stands for the bytes without reading them; of the bytes, if there is none."""
+    return hash_file(file) if file.etag is None else xxhash.xxh3_128_hexdigest(f"etag {file.etag}".encode())
 
 
 def remembered_hash(name: str, files: Sequence[Path], memo: PathLike, make: Callable[[], str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bz2
-import contextlib
+import functools
 import gzip
 import io
 import lzma
@@ -17,7 +17,10 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.filesystems import is_access_error
 from penstock.files.listing import PathLike, split_suffix
+from penstock.files.ranges.read_ahead import open_raw
+from penstock.files.ranges.remote_file import RemoteFile
 
 # Arrow does not know xz, and fails on a bz2 file of several streams if one of them is empty.
 _PYTHON_CODECS: dict[str, Callable[[], Any]] = {".xz": lzma.LZMADecompressor, ".bz2": bz2.BZ2Decompressor}
@@ -41,20 +44,24 @@ class DamagedStreamError(EOFError):
     """Compressed bytes that are wrong, or end too early."""
 
 
-def open_input(path: PathLike, offset: int = 0) -> ByteReader:
+def open_input(path: PathLike, offset: int = 0, *, open_at: Callable[[int], io.RawIOBase] | None = None) -> ByteReader:
     """Open for reading, decompressing by suffix, `offset` bytes in (after decompression).
+
+    `open_at` opens the bytes of the file itself from an offset on, where that is not to be done by the path.
 
     Skipping inside a compressed file means decompressing up to there: exact, but not free. A file that ends before the
     offset is a `ResumeError`: it is not the one that the offset was taken from.
     """
-    size = Path(path).stat().st_size
-    codec = split_suffix(path)[1] if size else ""  # no bytes at all are an empty file in every codec
-    reader: Any = _Decompressed(path, codec) if codec else io.FileIO(os.fspath(path))
+    file = path if isinstance(path, RemoteFile) else Path(path)
+    size = file.stat().st_size
+    codec = split_suffix(file)[1] if size else ""  # no bytes at all are an empty file in every codec
+    opener = open_at or functools.partial(open_raw, file)
+    reader: Any = _Decompressed(opener, codec) if codec else opener(min(offset, size))
     try:
-        reached = _skip(reader, offset) if codec else min(size, reader.seek(offset))
+        reached = _skip(reader, offset) if codec else min(size, offset)
         if reached < offset:
             raise ResumeError(
-                f"{os.fspath(path)} has {reached} bytes now, and the state is at byte {offset}; "
+                f"{file} has {reached} bytes now, and the state is at byte {offset}; "
                 "restore the same file, or start from the beginning"
             )
     except BaseException:
@@ -97,8 +104,8 @@ class _Decompressed(io.RawIOBase):
     """The bytes of a compressed file; errors of its codec become a `DamagedStreamError`, raised after
     the last byte that could be decompressed."""
 
-    def __init__(self, path: PathLike, codec: str) -> None:
-        self._path, self._codec = path, codec
+    def __init__(self, opener: Callable[[int], io.RawIOBase], codec: str) -> None:
+        self._opener, self._codec = opener, codec
         self._position = 0
         self._piece_bytes = _PIECE_BYTES
         self._damage: Exception | None = None
@@ -114,8 +121,8 @@ class _Decompressed(io.RawIOBase):
                 # Always the same pieces of the stream, for any request size: damage is always found at the same place.
                 got = self._stream.readinto(view[filled:][: self._piece_bytes - self._position % self._piece_bytes])
             except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as error:
-                if isinstance(error, OSError) and error.errno is not None:
-                    raise  # the disk, not the data
+                if is_access_error(error):
+                    raise  # the disk or the network, not the data
                 self._look_closer(error)
                 continue
             if not got:
@@ -133,7 +140,7 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
     def _open(self) -> None:
-        self.raw = io.FileIO(os.fspath(self._path))
+        self.raw = self._opener(0)
         self._stream: Any
         if self._codec in _PYTHON_CODECS:
             self._stream = _Streams(self.raw, self._codec)
@@ -151,10 +158,13 @@ class _Decompressed(io.RawIOBase):
         self._open()
         scratch = memoryview(bytearray(_PIECE_BYTES))
         left, got = self._position, 1
-        with contextlib.suppress(OSError, EOFError, lzma.LZMAError, pa.ArrowException):
+        try:
             while left and got:
                 got = self._stream.readinto(scratch[:left])
                 left -= got
+        except (OSError, EOFError, lzma.LZMAError, pa.ArrowException) as again:
+            if is_access_error(again):
+                raise
         if left:
             self._damage = error  # the file was truncated meanwhile
         self._piece_bytes = 1
@@ -176,7 +186,7 @@ class _Streams:
     """The bytes of one or several compressed streams. Behind them may be zeros, but nothing else: the classes of Python
     take whatever follows a stream for the end of the file."""
 
-    def __init__(self, raw: io.FileIO, codec: str) -> None:
+    def __init__(self, raw: io.RawIOBase, codec: str) -> None:
         self._raw, self._codec = raw, codec
         self._decoder = _PYTHON_CODECS[codec]()
         self._first = True
@@ -185,7 +195,7 @@ class _Streams:
         while len(view):
             if self._decoder.eof and not self._next_stream():
                 return 0
-            data = self._raw.read(_BUFFER_BYTES) if self._decoder.needs_input else b""
+            data = (self._raw.read(_BUFFER_BYTES) or b"") if self._decoder.needs_input else b""
             if not data and self._decoder.needs_input:
                 if self._first:
                     return 0

@@ -213,18 +213,19 @@ def files_matching(filesystem: FileSystem, path: str, url: str) -> list[str]:
         files = files_below(filesystem, above, url)
     except FileNotFoundError:
         files = []
-    found = [file for file in files if _matches(file.split("/"), parts)]
+    found = [file for file in files if matches_parts(file.split("/"), parts)]
     if not found:
         raise FileNotFoundError(f"no file matches {shown(url)!r}")
     return found
 
 
-def _matches(parts: list[str], pattern: list[str]) -> bool:
+def matches_parts(parts: list[str], pattern: list[str]) -> bool:
+    """True if the parts of a path match those of a glob; `**` stands for any number of them."""
     if not pattern:
         return not parts
     if pattern[0] == "**":
-        return any(_matches(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
-    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and _matches(parts[1:], pattern[1:])
+        return any(matches_parts(parts[start:], pattern[1:]) for start in range(len(parts) + 1))
+    return bool(parts) and fnmatch.fnmatchcase(parts[0], pattern[0]) and matches_parts(parts[1:], pattern[1:])
 
 
 @contextlib.contextmanager
@@ -245,6 +246,14 @@ def naming_url(url: str) -> Iterator[None]:
             raise
         said = _without(url, str(error)) or type(error).__name__
         raise OSError(f"{shown(url)!r} cannot be read: {said}") from error
+
+
+def is_access_error(error: BaseException) -> bool:
+    """True if a file could not be reached, by the system or over the network; False if what was read is wrong."""
+    return isinstance(error, OSError) and (
+        error.errno is not None
+        or isinstance(error, (ConnectionError, TimeoutError, PermissionError, FileNotFoundError))
+    )
 
 
 def scheme_of(url: str) -> str:

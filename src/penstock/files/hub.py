@@ -5,9 +5,11 @@ It keeps to HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Only files are fe
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigError
@@ -37,16 +39,32 @@ def fetch_tokenizer(text: str) -> Path:
     return fetch_repository(found["name"], TOKENIZER_FILES, revision=found["revision"])
 
 
-def fetch_url(url: str) -> str:
-    """Local path or glob of what a `hf://` URL means: `hf://datasets/owner/name@revision/path/*.parquet`."""
+@dataclass(frozen=True, slots=True)
+class HubPath:
+    """Parts of a `hf://` URL."""
+
+    kind: str
+    """`dataset`, `model` or `space`."""
+    name: str
+    revision: str | None
+    path: str
+
+
+def parse_url(url: str) -> HubPath:
+    """The parts of `hf://datasets/owner/name@revision/path/*.parquet`."""
     found = _URL.fullmatch(url)
     if found is None:
         raise ConfigError(f"{url!r} names no repository; expected hf://datasets/owner/name/path")
-    path = (found["path"] or "").strip("/")
+    kind = (found["kind"] or "models").removesuffix("s")
+    return HubPath(kind, found["name"], found["revision"], (found["path"] or "").strip("/"))
+
+
+def fetch_url(url: str) -> str:
+    """Local path or glob of what a `hf://` URL means, in the cache of the Hub's client."""
+    place = parse_url(url)
+    path = place.path
     patterns = [path, f"{path}/*", path.replace("**/", "")] if path else None
-    folder = fetch_repository(
-        found["name"], patterns, revision=found["revision"], kind=(found["kind"] or "models").removesuffix("s")
-    )
+    folder = fetch_repository(place.name, patterns, revision=place.revision, kind=place.kind)
     if glob.has_magic(path):
         return f"{glob.escape(str(folder))}/{path}"
     if not (folder / path).exists():
@@ -58,8 +76,17 @@ def fetch_repository(
     name: str, patterns: Sequence[str] | None, *, revision: str | None = None, kind: str = "model"
 ) -> Path:
     """Directory with the files of a repository that match; from the cache, where the Hub cannot be reached."""
-    try:
+    with naming_repository(name, kind, revision):
         import huggingface_hub
+
+        patterns = None if patterns is None else list(patterns)
+        return Path(huggingface_hub.snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=patterns))
+
+
+@contextlib.contextmanager
+def naming_repository(name: str, kind: str, revision: str | None) -> Iterator[None]:
+    """Gives what the Hub's client raises the name of the repository, and what to do."""
+    try:
         from huggingface_hub import constants, errors
     except ImportError as error:
         raise ConfigError(
@@ -68,11 +95,7 @@ def fetch_repository(
     what = f"the {kind} {name!r} of the Hub"
     place = str(constants.ENDPOINT)
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, repo_type=kind, revision=revision, allow_patterns=None if patterns is None else list(patterns)
-            )
-        )
+        yield
     except errors.HFValidationError as error:
         raise ConfigError(f"{name!r} is no name on the Hub: {error}") from error
     except errors.GatedRepoError as error:

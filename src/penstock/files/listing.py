@@ -9,9 +9,12 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.files.ranges.remote_file import InputFile
 
 _log = logging.getLogger(__name__)
 
@@ -22,15 +25,15 @@ _LONGEST_NAME = 255
 _HUB_NAME = re.compile(r"[\w-]+/[\w-]+(\.[\d][\w.-]*)?")
 
 
-class FoundFiles(list[Path]):
-    """Files, and the directories in which each was found, which may hold partition columns.
+class FoundFiles(list["InputFile"]):
+    """Files, local or remote, and the directories in which each was found, which may hold partition columns.
 
     `base` is the requested directory, the part of a glob before its first wildcard, or the directory of a
     file; of several paths it is what they have in common. `folders` are the directories of each file. Both are in
-    parts, and local copies of remote files have those of the URL.
+    parts, and remote files have those of the URL.
     """
 
-    def __init__(self, files: Iterable[Path], base: tuple[str, ...], folders: Iterable[tuple[str, ...]]) -> None:
+    def __init__(self, files: Iterable[InputFile], base: tuple[str, ...], folders: Iterable[tuple[str, ...]]) -> None:
         super().__init__(files)
         self.base, self.folders = base, list(folders)
 
@@ -41,7 +44,7 @@ class FoundFiles(list[Path]):
         files = [file for group in groups for file in group]
         return cls(files, tuple(parts[0] for parts in levels), [folder for group in groups for folder in group.folders])
 
-    def only(self, chosen: Collection[Path]) -> FoundFiles:
+    def only(self, chosen: Collection[InputFile]) -> FoundFiles:
         """Some of the files."""
         kept = [(file, folder) for file, folder in zip(self, self.folders) if file in chosen]
         return FoundFiles([file for file, _ in kept], self.base, [folder for _, folder in kept])
@@ -58,8 +61,9 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
 
     A directory means every file below it with one of `suffixes` (compressed or not), hidden ones left out; a directory
     in it that may not be read is an error, and so is a link in it that leads nowhere. Nothing found is one too: a
-    typing mistake must not look like an empty data set. What a URL means (`s3://bucket/part-*.csv`, see
-    `files/remote.py`) is downloaded once, all of it, and the local copies are the files.
+    typing mistake must not look like an empty data set. What a URL means (`s3://bucket/part-*.csv`) are
+    `RemoteFile`s, which are read where they are. Of file systems that have no ranges the files are copied
+    (`files/remote.py`), and the copies are the files.
     """
     if isinstance(paths, (str, os.PathLike)):
         return _expand(paths, suffixes)
@@ -76,21 +80,35 @@ DATABASE_SCHEMES = frozenset(
 )
 
 
-def is_database(data: Any) -> bool:
-    """True for the URL of a database, which is not a path."""
-    return isinstance(data, str) and data.partition("://")[0].lower() in DATABASE_SCHEMES and "://" in data
+BROKER_SCHEMES = frozenset({"nats", "redis", "rediss", "kafka"})
+
+
+def is_service(data: Any) -> bool:
+    """True for the URL of a database or a broker, which is not a path."""
+    if not isinstance(data, str) or "://" not in data:
+        return False
+    scheme = data.partition("://")[0].lower()
+    return scheme in DATABASE_SCHEMES or scheme in BROKER_SCHEMES
+
+
+def service_of(data: Any) -> str | None:
+    """The URL of a database or a broker, which may be alone in a list; None for anything else."""
+    if isinstance(data, (list, tuple)) and len(data) == 1:
+        (data,) = data
+    return data if is_service(data) else None
 
 
 def as_paths(data: Any) -> list[PathLike] | None:
     """One path, or a list of paths, as a list; None for anything else, such as the URL of a database."""
-    if is_database(data):
+    if service_of(data) is not None:
         return None
     if isinstance(data, (str, os.PathLike)):
         data = [data]
     if isinstance(data, (list, tuple)) and data and all(isinstance(item, (str, os.PathLike)) for item in data):
         for item in data:
-            if is_database(item):
-                raise ConfigError(f"{str(item).partition('://')[0]}:// is a database, and a database is opened alone")
+            if is_service(item):
+                scheme = str(item).partition("://")[0]
+                raise ConfigError(f"{scheme}:// is a database or a broker, which is opened alone, not in a list")
             _refuse_text(str(item))
         return data if isinstance(data, list) else [*data]
     return None
@@ -105,7 +123,7 @@ def _refuse_text(path: str) -> None:
         )
 
 
-def names_of(files: Sequence[Path]) -> list[str]:
+def names_of(files: Sequence[InputFile]) -> list[str]:
     """The names of files without their directories, which may be others after a move; but with those that are called
     `name=value`, since these are part of the data."""
     partitions = files.partitions if isinstance(files, FoundFiles) else [()] * len(files)
@@ -114,7 +132,7 @@ def names_of(files: Sequence[Path]) -> list[str]:
 
 def split_suffix(path: PathLike) -> tuple[str, str]:
     """`(".jsonl", ".gz")` for `a/b.jsonl.gz`: the format, and the compression or an empty string."""
-    name = Path(path)
+    name = Path(getattr(path, "name", path))
     outer = name.suffix.lower()
     if outer in COMPRESSED:
         return name.with_suffix("").suffix.lower(), outer
@@ -124,11 +142,19 @@ def split_suffix(path: PathLike) -> tuple[str, str]:
 def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
     text = os.fspath(path)
     if "://" in text:
+        from penstock.files.ranges.remote_file import RemoteFile
         from penstock.files.remote import RemotePath, fetch_files, path_of  # it imports this module
 
+        if isinstance(path, RemoteFile):  # listed before, and meant as it was then
+            folder = tuple(text.partition("://")[2].split("/")[:-1])
+            return FoundFiles([path], folder, [folder])
         if text.startswith("hf://"):
             from penstock.files.hub import fetch_url
+            from penstock.files.ranges.hub import find_hub_files
 
+            on_hub = find_hub_files(text, suffixes)
+            if on_hub is not None:
+                return on_hub
             local = fetch_url(text)
             try:
                 return _expand(local, suffixes)
@@ -136,7 +162,10 @@ def _expand(path: PathLike, suffixes: Sequence[str]) -> FoundFiles:
                 raise FileNotFoundError(str(error).replace(local, text)) from error
         place = path_of(text)
         if isinstance(place, RemotePath):
-            return fetch_files(place, suffixes)
+            from penstock.files.ranges.catalog import find_remote
+
+            found = find_remote(text, suffixes)
+            return found if found is not None else fetch_files(place, suffixes)
         text = str(place)
     here = Path(text).expanduser()
     if here.is_dir():

@@ -120,6 +120,7 @@ class ObjectLock:
             return True
         if take_over and self._take_over():
             return True
+        self._bucket.list_folder(self._key)  # some stores make a bucket that is written to, and a wrong name is common
         began = time.monotonic()
         seen: ObjectVersion | None = None
         since = began

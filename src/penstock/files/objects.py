@@ -17,6 +17,7 @@ import logging
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ from typing import Any, BinaryIO, Self, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
 from penstock._optional import require
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ChangedFileError, ConfigError, DataError
+from penstock.files import filesystems
 from penstock.files.filesystems import cut, scheme_of, shown
 from penstock.files.listing import PathLike
 
@@ -83,8 +85,8 @@ class ObjectVersion:
     version: str | None = None
 
 
-class ChangedObjectError(DataError):
-    """An object that was replaced or deleted while it was read."""
+class ChangedObjectError(ChangedFileError):
+    """An object that was replaced or deleted while it was read, or after it was listed."""
 
 
 class ObjectExistsError(FileExistsError):
@@ -123,11 +125,13 @@ def _environment_mark() -> int:
 @functools.lru_cache(maxsize=64)
 def _bucket(scheme: str, root: str, query: str, mark: int, retry_seconds: float | None) -> Bucket:
     require("obstore", "cloud")
-    login, _, name = root.rpartition("@") if scheme in ("s3", "s3a") else ("", "", root)
+    login, _, name = root.rpartition("@") if scheme in ("s3", "s3a", "gs", "gcs") else ("", "", root)
     if not name:
         raise ConfigError(f"{scheme}:// needs the name of a bucket, such as {scheme}://bucket/key")
     options = {_OPTIONS.get(key, key): value for key, value in parse_qsl(query)}
-    if login:
+    if login == "anonymous":
+        options["skip_signature"] = "true"
+    elif login:
         user, _, password = login.partition(":")
         options |= {"access_key_id": unquote(user), "secret_access_key": unquote(password)}
     try:
@@ -152,13 +156,16 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, p
         options["endpoint"] = endpoint = f"{'http' if allow_http else 'https'}://{endpoint}"
     ways: dict[str, Any] = {
         "client_options": {
-            "timeout": f"{min(60.0, 3 * patience):g}s",
+            "timeout": f"{min(filesystems.ANSWER_SECONDS, 3 * patience):g}s",
             "connect_timeout": f"{min(5.0, patience):g}s",
             "pool_idle_timeout": "30s",
         },
         "retry_config": {"max_retries": retries, "retry_timeout": timedelta(seconds=patience)},
     }
     if scheme in ("gs", "gcs"):
+        if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+            options = {"base_url": emulator, "skip_signature": "true"} | options
+            ways["client_options"]["allow_http"] = True
         return GCSStore(name, **options, **ways)
     if scheme in ("az", "azure", "adl", "abfs", "abfss"):
         container, _, account = name.partition("@")
@@ -254,7 +261,8 @@ class Bucket:
 
         found = self._ask(prefix, lambda: obstore.list_with_delimiter(self._store, prefix or None))
         folders = sorted(folder.rstrip("/").rpartition("/")[2] for folder in found["common_prefixes"])
-        return folders, sorted(map(_info, found["objects"]), key=lambda one: one.key)
+        objects = sorted(map(_info, found["objects"]), key=lambda one: one.key)
+        return folders, [one for one in objects if one.key.rstrip("/") != prefix.rstrip("/")]  # marks of empty folders
 
     def read(self, key: str, start: int = 0, stop: int | None = None, *, etag: str | None = None) -> Any:
         """Bytes from `start` to `stop`, as a buffer; fewer at the end of the object. One request.
@@ -272,15 +280,25 @@ class Bucket:
             options["range"] = {"offset": start}
         return self._ask(key, lambda: obstore.get(self._store, key, options=options).bytes(), pinned=etag is not None)
 
-    def read_ranges(self, key: str, ranges: Sequence[tuple[int, int]], *, etag: str | None = None) -> list[Any]:
-        """Several ranges, with requests at the same time; near ones are fetched together. Whole, or an error."""
+    def read_ranges(
+        self,
+        key: str,
+        ranges: Sequence[tuple[int, int]],
+        *,
+        etag: str | None = None,
+        together_bytes: int = _TOGETHER_BYTES,
+    ) -> list[Any]:
+        """Several ranges, with requests at the same time. Whole, or an error.
+
+        Those that are less than `together_bytes` apart are one request, with what lies between them.
+        """
         import obstore
 
         wanted = [(start, stop) for start, stop in ranges if stop > start]
         starts, ends = [start for start, _ in wanted], [stop for _, stop in wanted]
 
         def ask() -> list[Any]:
-            return list(obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=_TOGETHER_BYTES))
+            return list(obstore.get_ranges(self._store, key, starts=starts, ends=ends, coalesce=together_bytes))
 
         found = iter(self._ask(key, ask, pinned=etag is not None) if wanted else [])
         buffers = [next(found) if stop > start else b"" for start, stop in ranges]
@@ -340,12 +358,13 @@ class Bucket:
             return
         self._ask(key, lambda: obstore.copy(self._store, key, target))
 
-    def delete(self, key: str) -> None:
-        """Delete an object; nothing happens if there is none."""
+    def delete(self, key: str, *more: str) -> None:
+        """Delete objects; nothing happens if there are none."""
         import obstore
 
+        keys: Any = [key, *more] if more else key
         with contextlib.suppress(FileNotFoundError):
-            self._ask(key, lambda: obstore.delete(self._store, key))
+            self._ask(key, lambda: obstore.delete(self._store, keys))
 
     @property
     def patient(self) -> Any:
@@ -372,7 +391,8 @@ class Bucket:
         """Wait before a request is made again, and return the next pause; raise where it is of no use, or too late."""
         self._raise_for(key, error, pinned=pinned)
         where = shown(self.url_of(key))
-        if time.monotonic() + pause > until:
+        # While the interpreter ends, nobody waits for the answer, and the threads that ask would hold it up.
+        if time.monotonic() + pause > until or not threading.main_thread().is_alive():
             raise ConnectionError(
                 f"{where!r}: no whole answer within {self._retry_seconds or RETRY_SECONDS:g} s: {_said(error)}; check "
                 "the network and the address, or try again later"
@@ -398,19 +418,22 @@ class Bucket:
             raise ObjectExistsError(f"{where!r} was written by another writer meanwhile") from None
         if isinstance(error, known.PreconditionError):
             raise _changed(where, gone=False) from None
-        if isinstance(error, (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)):
+        denied = (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)
+        if isinstance(error, denied) or status in ("401", "403"):  # lists raise a GenericError
             raise PermissionError(
                 f"{where!r} may not be used with these credentials: {_said(error)}; check the keys of the environment"
             ) from None
         if not isinstance(error, known.BaseError):
             raise error
+        if status == "507":
+            raise OSError(f"{where!r} cannot be written: the store is full ({_said(error)}); make room there") from None
         permanent = status is not None and status[0] in "34" and status not in _LATER
         if (
             permanent
             or "builder error" in str(error)
             or isinstance(error, (known.NotSupportedError, NotImplementedError))
         ):
-            raise OSError(f"{where!r} cannot be used: {_said(error)}") from None
+            raise ConnectionError(f"{where!r} cannot be used: {_said(error)}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a Bucket cannot be pickled; pass its URL, and call open_bucket there")
@@ -434,6 +457,7 @@ class ObjectWriter:
         self._waiting = bytearray()
         """What may still become an object in one request."""
         self._written = 0
+        self._before: ObjectInfo | None = None
         self.closed = self.discarding = False
 
     @property
@@ -482,6 +506,7 @@ class ObjectWriter:
         self._upload = obstore.open_writer(
             self._bucket.patient, self.key, buffer_size=self._part_bytes, max_concurrency=self._MOST_ON_THE_WAY
         )
+        self._before = self._bucket.info(self.key)
         waiting, self._waiting = self._waiting, bytearray()
         self._send(memoryview(waiting))
 
@@ -496,10 +521,27 @@ class ObjectWriter:
         if self._upload is None:
             self._bucket.write(self.key, bytes(self._waiting))
         else:
-            with self._naming():
-                self._upload.close()
+            try:
+                with self._naming():
+                    self._upload.close()
+            except (OSError, FileNotFoundError):
+                if not self._appeared():
+                    raise
         self.closed = True
         self._waiting.clear()
+
+    def _appeared(self) -> bool:
+        """True if the object is there although its upload ended with an error: the answer to the last request got
+        lost, and the store knows no such upload when it is asked again."""
+        try:
+            found = self._bucket.info(self.key)
+        except OSError:
+            return False
+        return (
+            found is not None
+            and found.size == self._written
+            and (self._before is None or found.etag != self._before.etag)
+        )
 
     def abort(self) -> None:
         """Give the upload up; after `commit()`, do nothing."""
@@ -539,8 +581,8 @@ def _info(found: Mapping[str, Any]) -> ObjectInfo:
 
 
 def _changed(url: str, *, gone: bool) -> ChangedObjectError:
-    what = "was deleted" if gone else "was replaced by another object"
-    return ChangedObjectError(f"{what} while it was read; restore it, or begin again with the new one", file=url)
+    what = "it was deleted" if gone else "it was replaced by another object"
+    return ChangedObjectError(what, file=shown(url))
 
 
 def _said(error: Exception) -> str:

@@ -83,13 +83,15 @@ class PartCache:
         self.directory, self.limit_bytes = directory, limit_bytes
         self.fetched_bytes = 0
         """Bytes that this process has fetched."""
+        self.evictions = 0
+        """Parts that this process has evicted."""
         self._room: float | None = None
         """Bytes that this process may add before it looks at the whole cache; None before the first look."""
         self._checked: dict[str, tuple[int, int]] = {}
         """Parts whose checksum was right, with the inode and time they had then."""
         self._touched: dict[str, float] = {}
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._warned = False
+        self._warned = self._wanted = False
 
     def add_users(self, users: PartUsers) -> None:
         """Ask somebody what to evict, as long as they exist."""
@@ -153,22 +155,34 @@ class PartCache:
     def evict(self) -> int:
         """Remove parts until the cache is within its limit, those that are used last first; returns the bytes removed.
 
-        One process at a time does it; if another is at it, nothing happens.
+        One thread of one process at a time does it, and looks again if others wanted to meanwhile.
         """
+        gone = 0
+        self._wanted = True
+        while self._wanted:
+            lock = self._lock("evict")
+            try:
+                if lock is None or not lock.acquire():
+                    break
+            except OSError:
+                break
+            with lock:
+                self._wanted = False
+                gone += self._evict()
+        return gone
+
+    def _evict(self) -> int:
         entries = list(self._entries())
         total = sum(entry.size for entry in entries)
         most = self.limit_bytes - self.limit_bytes // _SPARE
         gone = 0
-        if total > most:
-            lock = self._lock("evict")
-            if lock is not None and lock.acquire():
-                with lock:
-                    for entry in self._by_use(entries):
-                        if total - gone <= most:
-                            break
-                        with contextlib.suppress(OSError):
-                            Path(entry.path).unlink()
-                            gone += entry.size
+        for entry in self._by_use(entries) if total > most else ():
+            if total - gone <= most:
+                break
+            with contextlib.suppress(OSError):
+                Path(entry.path).unlink()
+                gone += entry.size
+                self.evictions += 1
         self._room = max((most - total + gone) / _SPARE, self.limit_bytes / _SCANS)
         return gone
 

@@ -1,7 +1,7 @@
-"""Remote files: paths into file systems by URL, and local copies of their files that are made once.
+"""Paths into file systems by URL, and local copies of their files that are made once, for those who need files on disk.
 
-`s3://`, `gs://`, `abfs://` and `hdfs://` are Arrow's own file systems; every other scheme (`hf://`, `memory://`,
-`https://`, `zip://a.csv::s3://...`) is what fsspec has for it. `file://` is a local path.
+`s3://`, `gs://` and `az://` are object stores (`files/objects.py`), `hdfs://` is Arrow's own file system, and every
+other scheme (`memory://`, `https://`, `zip://a.csv::s3://...`) is what fsspec has for it. `file://` is a local path.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import io
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -40,8 +42,11 @@ from penstock.files.filesystems import (
     shown,
     web_info,
 )
-from penstock.files.listing import FoundFiles, PathLike, refuse_tables, split_suffix
+from penstock.files.listing import FoundFiles, PathLike, list_files, refuse_tables, split_suffix
 from penstock.files.locks import FileLock
+from penstock.files.objects import is_object_url, open_bucket
+from penstock.files.ranges.read_ahead import RangeFile, open_raw
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileInfo, FileSystem
@@ -53,6 +58,7 @@ __all__ = [
     "fetch_files",
     "has_password",
     "is_remote",
+    "local_copy",
     "open_filesystem",
     "path_of",
     "shown",
@@ -115,6 +121,8 @@ class RemotePath(os.PathLike[str]):
 
     def open(self) -> Any:
         """The file for reading: bytes, with `seek`. Close it."""
+        if is_object_url(self.url):
+            return io.BufferedReader(RangeFile(_object(self.url)), _PIECE_BYTES)
         filesystem, path = open_filesystem(self.url)
         with naming_url(self.url):
             return filesystem.open_input_file(path)
@@ -141,6 +149,12 @@ class RemotePath(os.PathLike[str]):
         """Entries of a directory, in order of their names."""
         if not self.can_be_listed:
             yield from (self / name for name in sorted(_ASKED_FOR) if _is_on_the_web((self / name).url))
+            return
+        if is_object_url(self.url):
+            bucket, key = open_bucket(self.url)
+            folders, objects = bucket.list_folder(key)
+            names = {*folders, *(one.key.rpartition("/")[2] for one in objects if one.key != key)}
+            yield from (self / name for name in sorted(names))
             return
         for info in select(*open_filesystem(self.url), self.url, recursive=False):
             yield self / info.base_name
@@ -185,8 +199,15 @@ def fetch(url: PathLike, cache_dir: PathLike | None = None, *, wait_seconds: flo
     local = local_path(text)
     if local is not None:
         return local
+    if is_object_url(text):
+        return _copy(_object(text), _cache(cache_dir), wait_seconds)
     filesystem, path = open_filesystem(text)
     return _fetch(filesystem, path, text, _cache(cache_dir), wait_seconds)
+
+
+def local_copy(file: InputFile) -> Path:
+    """The file itself; of a remote one a local copy, as `fetch` makes it."""
+    return _copy(file, _cache(None)) if isinstance(file, RemoteFile) else file
 
 
 def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike | None = None) -> FoundFiles:
@@ -196,8 +217,12 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
     and `[...]` stay within a part of the path and `**` does not; `?` begins a query.
     """
     text = os.fspath(url)
-    filesystem, path = open_filesystem(text)
     folder = _cache(cache_dir)
+    if is_object_url(text):
+        found = list_files(text, suffixes)
+        copies = [_copy(file, folder) for file in found if isinstance(file, RemoteFile)]
+        return FoundFiles(copies, found.base, found.folders)
+    filesystem, path = open_filesystem(text)
     kind = kind_of(look(filesystem, path, text))
     base = path.rstrip("/").split("/")
     if kind == "File":
@@ -248,11 +273,51 @@ def _is_on_the_web(url: str) -> bool:
 
 
 def _look(url: str) -> FileInfo:
+    if is_object_url(url):
+        from pyarrow.fs import FileInfo, FileType
+
+        bucket, key = open_bucket(url)
+        found = bucket.info(key) if key else None
+        if found is not None:
+            return FileInfo(key, FileType.File, size=found.size)
+        below = next(bucket.objects(key), None)
+        return FileInfo(key, FileType.Directory if below is not None else FileType.NotFound)
     return look(*open_filesystem(url), url)
 
 
 def _cache(directory: PathLike | None) -> Path:
     return require_local(directory, "cache_dir") if directory is not None else default_cache_directory() / "remote"
+
+
+def _object(url: str) -> RemoteFile:
+    """An object as it is now."""
+    bucket, key = open_bucket(url)
+    found = bucket.info(key) if key else None
+    if found is None:
+        there = "is a directory" if kind_of(_look(url)) == "Directory" else "does not exist"
+        raise FileNotFoundError(f"{shown(url)!r} {there}; expected a file")
+    path, query = cut(url)
+    scheme, _, rest = path.partition("://")
+    return RemoteFile(f"{scheme}://{rest.partition('/')[0]}{query}", key, found.size, found.etag, found.modified_ns)
+
+
+def _copy(file: RemoteFile, cache: Path, wait_seconds: float = 3600.0) -> Path:
+    """A local copy of a file in the state in which it was listed."""
+    stamp = orjson.dumps([file.size, file.etag, file.modified_ns]).decode()
+    name = _NOT_IN_NAMES.sub("_", file.name) or "file"
+
+    def download(target: BinaryIO) -> None:
+        with open_raw(file) as opened:
+            shutil.copyfileobj(opened, target, _PIECE_BYTES)
+        log.info("fetched %s", file)
+
+    return get_or_make_file(
+        cache / _digest(_identity(file.url, file.key)) / _digest(stamp) / name,
+        download,
+        is_valid=functools.partial(_is_whole, size=file.size),
+        wait_seconds=wait_seconds,
+        name=repr(str(file)),
+    )
 
 
 class _ChangedError(Exception):

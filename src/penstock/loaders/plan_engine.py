@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +20,7 @@ from penstock.batching.options import Options
 from penstock.batching.supervision import supervised_tokens
 from penstock.distributed.sharding import Contiguous, share_cuts, shares_of
 from penstock.errors import ConfigError, PenstockError
+from penstock.loaders.look_ahead import LookAhead
 from penstock.loaders.source import LoaderSource
 from penstock.memory.views import keep_freed
 from penstock.order.plan import Plan, Position, Step
@@ -27,8 +30,13 @@ from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
 from penstock.order.steps import next_epoch
 from penstock.store.gather import Placed
+from penstock.store.row_ranges import RowTicket
+
+log = logging.getLogger(__name__)
 
 _STEPS_AT_ONCE = 64
+_BLOCKS_AT_ONCE = 4
+"""Blocks of steps that are planned ahead for each one that is delivered."""
 _TOKENS_AT_ONCE = 1 << 19
 """Tokens of batches that are collated together; they share one array, which lives as long as any of them."""
 _FILE_CHECK_SECONDS = 1.0
@@ -41,12 +49,26 @@ _KEPT_BYTES = 24 << 20
 class Share:
     """Share of a rank in a step, and the place of its tokens: its part j is part `first + j` of the tables."""
 
-    __slots__ = ("first", "samples", "sources", "step", "tables")
+    __slots__ = ("first", "samples", "sources", "step", "tables", "tickets")
 
     def __init__(self, step: Step, samples: Samples, sources: npt.NDArray[np.int64]) -> None:
         self.step, self.samples, self.sources = step, samples, sources
         self.tables: Sequence[Placed] = ()
         self.first = 0
+        self.tickets: Mapping[int, RowTicket] = {}
+        """Of the first share of a block: what was requested for the block, by table."""
+
+
+class _Block(NamedTuple):
+    """Steps that are planned together, from a position to the following one; None if the epoch ends with them."""
+
+    position: Position
+    following: Position | None
+    shares: list[Share]
+    positions: list[Position]
+    """Position after each step."""
+    nbytes: int = 0
+    """Bytes of parts that they need and that are not in use already."""
 
 
 class PlanEngine:
@@ -72,6 +94,7 @@ class PlanEngine:
             drop_last=options.drop_last,
             stopping=stopping,
         )
+        self._ahead = LookAhead(self._tables, self.plan, options.verify)
         self._checked = time.monotonic()
         keep_freed(_KEPT_BYTES)
 
@@ -141,23 +164,79 @@ class PlanEngine:
 
         Steps are read in blocks that grow from one, since finding the places of rows has a cost for each shard.
         """
-        position = self.plan.next_delivered(position)
-        epoch, wanted = position.epoch, 1
-        while position.epoch == epoch:
-            self._check_files()
-            found: list[tuple[Step, Position]] = []
-            while len(found) < wanted and position.epoch == epoch:
-                more = self.plan.read_block(position, wanted - len(found))
-                if not more:
-                    if position.at_start and (position.step == 0 or not self.plan.ended(position)):
-                        raise self._nothing(None)
-                    epoch = -1
-                    break
-                found += more
-                position = more[-1][1]
-            shares = list(self._placed([self._share(step) for step, _ in found]))
-            yield from zip(self._built(shares), [following for _, following in found])
+        following: Position | None = self.plan.next_delivered(position)
+        assert following is not None
+        epoch, wanted = following.epoch, 1
+        planned: deque[_Block] = deque()
+        while planned or (following is not None and following.epoch == epoch):
+            if not planned:
+                assert following is not None
+                planned.append(self._plan_block(following, wanted))
+                following = planned[0].following
+            block = planned.popleft()
+            self._ahead.begin(block.position)
+            shares = list(self._placed(block.shares))
+            # Only now: the first batch waits for what it needs, and for nothing else.
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
+            if self._ahead.active:
+                following, wanted = self._plan_ahead(planned, following, epoch, wanted)
+            yield from zip(self._built(shares), block.positions)
+
+    def _plan_block(self, position: Position, most: int) -> _Block:
+        """Up to `most` steps of an epoch from a position on."""
+        self._check_files()
+        following: Position | None = position
+        found: list[tuple[Step, Position]] = []
+        while len(found) < most and following is not None and following.epoch == position.epoch:
+            more = self.plan.read_block(following, most - len(found))
+            if not more and following.at_start and (following.step == 0 or not self.plan.ended(following)):
+                raise self._nothing(None)
+            found += more
+            following = more[-1][1] if more else None
+        shares = [self._share(step) for step, _ in found]
+        return _Block(position, following, shares, [after for _, after in found])
+
+    def _plan_ahead(
+        self, planned: deque[_Block], following: Position | None, epoch: int, wanted: int
+    ) -> tuple[Position | None, int]:
+        """Plan and request further blocks of the epoch, then the first ones of the next epoch."""
+        ahead, beyond, sizes = following, False, [block.nbytes for block in planned]
+        for _ in range(_BLOCKS_AT_ONCE):
+            if ahead is None or not self._ahead.has_room(sizes) or self.plan.ended(ahead):
+                break
+            try:
+                if ahead.epoch > epoch:
+                    beyond, wanted = True, 1 if not beyond else wanted
+                block = self._plan_block(ahead, wanted)
+                sizes.append(self._request(block.shares))
+            except Exception as error:  # noqa: BLE001 - it is raised again in its place in the order
+                log.debug("planning ahead: %s", error)
+                break
+            ahead = block.following
+            if not beyond:
+                planned.append(block._replace(nbytes=sizes[-1]))
+                following = ahead
+            self._ahead.reach(block.positions)
+            wanted = min(wanted * 2, _STEPS_AT_ONCE)
+        return following, wanted
+
+    def _request(self, shares: list[Share]) -> int:
+        """Begin to fetch what shares need and is not on this machine; the bytes of what they need."""
+        nbytes = 0
+        if not shares:
+            return nbytes
+        parts = Samples.concat([share.samples for share in shares])
+        sources = np.concatenate([share.sources for share in shares])
+        for number, table in enumerate(self._tables):
+            which: Any = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
+            ranges = self._ahead.row_ranges(number)
+            if ranges is not None:
+                ticket = ranges.request(parts.rows[which], parts.starts[which], parts.lengths[which])
+                shares[0].tickets = {**shares[0].tickets, number: ticket}
+                nbytes += ticket.tokens * table.dtype.itemsize
+            elif table.in_bucket:
+                nbytes += table.request(parts.rows[which])
+        return nbytes
 
     def _make_one(self, step: Step) -> TrainingBatch:
         (share,) = self._placed([self._share(step)])
@@ -171,9 +250,14 @@ class PlanEngine:
         starts = np.concatenate([share.samples.starts for share in shares])
         sources = np.concatenate([share.sources for share in shares])
         places, mask_places = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        held = [table.held() for table in self._tables]
+        held: list[Any] = [table.held() for table in self._tables]
         for number, table in enumerate(self._tables):
             which = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
+            if (ranges := self._ahead.row_ranges(number)) is not None:
+                if number not in shares[0].tickets:
+                    self._request(shares)
+                held[number], places[which] = ranges.take(shares[0].tickets[number])
+                continue
             places[which] = table.locate(rows[which], starts[which], held[number])
             if table.masked:
                 mask_places[which] = table.locate_mask(rows[which], starts[which], held[number])
@@ -257,6 +341,7 @@ class PlanEngine:
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Position:
         """Position of a state; the plan takes over the state's edits."""
         self.plan, position = from_state(self.plan, state, new_batch_size=new_batch_size)
+        self._ahead.plan = self.plan
         return position
 
     def edit(self, plan: Plan, position: Position) -> None:
@@ -270,7 +355,7 @@ class PlanEngine:
                     f"{edit} begins before the next step, {position.step}, and delivered steps cannot change; begin at "
                     "loader.step or later"
                 )
-        self.plan = plan
+        self.plan = self._ahead.plan = plan
 
     def close(self) -> None:
         for source in self.sources:

@@ -98,6 +98,8 @@ def open_inputs(
     if stores is not None and recipe is not None:
         _check_unprepared(recipe, stores)
     if stores is None:
+        if isinstance(paths, list):
+            paths = as_input(paths)  # it may be a table of a lake
         stores = _converted(paths, recipe, options)
     if stores is None:
         if recipe is None:

@@ -20,7 +20,7 @@ from penstock.errors import ConfigError
 from penstock.order.permutation import Permutation, derive_key
 
 Ints = npt.NDArray[np.int64]
-_LEAST_BLOCKS = 64
+_LEAST_BLOCKS = 32
 """An epoch has at least so many blocks, or one a sample."""
 _LEAST_WINDOWS = 16
 
@@ -30,7 +30,7 @@ class BlockShuffle:
     """Sizes of a shuffle by blocks, in tokens. `shuffle="blocks"` means the default ones.
 
     A larger window mixes more of the data, and needs a cache that holds two of them. A small corpus has smaller ones:
-    a block is at most a 64th of it, a window a 16th.
+    a block is at most a 32nd of it, a window a 16th.
     """
 
     block_tokens: int = 1 << 22
@@ -53,6 +53,10 @@ class BlockShuffle:
         block = max(1, min(round(self.block_tokens / each), size // _LEAST_BLOCKS))
         window = min(round(self.window_tokens / each), size // _LEAST_WINDOWS)
         return BlockPermutation(size, key, block=block, window=max(1, window // block))
+
+    def window_share(self, tokens: int) -> float:
+        """Share of so many tokens that a window is."""
+        return min(self.window_tokens / max(tokens, 1), 1 / _LEAST_WINDOWS)
 
 
 def described(shuffle: Shuffle) -> bool | str:

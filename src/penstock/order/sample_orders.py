@@ -16,7 +16,7 @@ import numpy.typing as npt
 from penstock.arrays.ragged import offsets_of
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
-from penstock.order.block_shuffle import BlockShuffle, Shuffle
+from penstock.order.block_shuffle import BlockPermutation, BlockShuffle, Shuffle
 from penstock.order.packing import pack
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
@@ -26,6 +26,8 @@ ROW_WINDOW = 4096
 _PACK_WINDOW = 1 << 16
 _BUCKET_WINDOW_BATCHES = 64
 _CACHED_WINDOWS = 4
+_LOOKED_AT = 16
+"""Numbers of a range that stand for all of them when its next use is estimated."""
 
 
 class Table(Protocol):
@@ -135,6 +137,21 @@ class Order(ABC):
             found += (before + np.unique(samples.numbers()[samples.rows == row])).tolist()
             before += len(samples)
         return found
+
+    def until_use(self, rows: Ints, tokens: Ints, position: OrderPosition) -> npt.NDArray[np.float64]:
+        """Epochs until each range of rows is used again, roughly: for deciding what to keep, not what to deliver.
+
+        A range is a first row and the row after the last one; `tokens` are the same ranges counted in tokens.
+        """
+        ranges, here, total = self._numbers_of(rows, tokens, position)
+        found = _first_uses(self._permutation(total, position.epoch), ranges, here)
+        again = _first_uses(self._permutation(total, position.epoch + 1), ranges, 0) + total
+        used = np.where(np.isfinite(found), found, again) - here
+        return np.asarray(np.where(ranges[:, 1] > ranges[:, 0], used, np.inf) / max(total, 1))
+
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        """Ranges of what the order shuffles, the number of those that have been used, and of all."""
+        raise NotImplementedError
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without cached windows, which each worker plans for itself."""
@@ -249,6 +266,9 @@ class RowWindowOrder(Order):
         inside = np.unique(samples.numbers()[samples.rows == row])
         return [self.number_of(OrderPosition(epoch, window, int(index))) for index in inside]
 
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        return rows, position.window * self.window_rows, self.table.rows
+
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, "window_rows": self.window_rows, **_described(self.truncation)}
 
@@ -274,6 +294,9 @@ class RowOrder(ArithmeticOrder):
 
     def find(self, epoch: int, row: int) -> list[int]:
         return [self._place_of(self.table.rows, epoch, row)]
+
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        return rows, self.number_of(position), self.table.rows
 
     def describe(self) -> dict[str, Any]:
         return {"kind": self.kind, **_described(self.truncation)}
@@ -331,6 +354,10 @@ class ChopOrder(ArithmeticOrder):
         numbers = np.arange(before // self.length, (before + length - 1) // self.length + 1)
         permutation = self._permutation(self.total, epoch)
         return sorted((numbers if permutation is None else permutation.inverse(numbers)).tolist())
+
+    def _numbers_of(self, rows: Ints, tokens: Ints, position: OrderPosition) -> tuple[Ints, int, int]:
+        samples = np.stack([tokens[:, 0] // self.length, -(-tokens[:, 1] // self.length)], axis=1)
+        return samples, self.number_of(position), self.total
 
     def _tokens_before(self, row: int) -> int:
         """Tokens before a row, by bisection: tables find tokens by number, not rows."""
@@ -486,6 +513,30 @@ class BucketOrder(RowWindowOrder):
 
     def describe(self) -> dict[str, Any]:
         return {"size": self.size, **super().describe()}
+
+
+def _first_uses(permutation: Permutation | None, ranges: Ints, here: int) -> npt.NDArray[np.float64]:
+    """First index from `here` on at which a number of each range comes; inf if there is none.
+
+    Of an exact shuffle, a few numbers of each range are looked at, evenly spread; of one by blocks, all its windows.
+    """
+    if not len(ranges):
+        return np.zeros(0)
+    begin, end = ranges[:, :1], ranges[:, 1:]
+    if permutation is None:
+        return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
+    low = np.minimum(begin, permutation.size - 1)
+    last = np.maximum(end - 1, low)
+    if isinstance(permutation, BlockPermutation):
+        block = permutation.block
+        most = min(int((last // block - low // block).max()) + 1, _LOOKED_AT)
+        begin = permutation.first_indices(np.clip((low // block + np.arange(most)) * block, low, last))
+        end = begin + permutation.window * block
+    else:
+        spread = np.linspace(0, 1, _LOOKED_AT)
+        begin = permutation.inverse((low + (last - low) * spread).astype(np.int64))
+        end = begin + 1
+    return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
 
 
 def _described(truncation: Truncation) -> dict[str, Any]:

@@ -14,9 +14,11 @@ from typing import Any, cast
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.atomic import write_atomic
+from penstock.files.checkpoint_file import BucketCheckpointFile, LocalCheckpointFile, checkpoint_file
 from penstock.files.compression import inflate
-from penstock.files.locks import FileLock
+from penstock.files.filesystems import shown
+from penstock.files.listing import PathLike
+from penstock.files.output_places import bucket_has, output_place
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.delivery import Delivery
@@ -44,7 +46,7 @@ _CHECKPOINT = StateFormat(
         "report": (dict, None),
     },
 )
-CHECKPOINT_NAME = "checkpoint.json"
+Place = LocalCheckpointFile | BucketCheckpointFile
 
 
 def fingerprint(source: object, transforms: Sequence[object]) -> str:
@@ -67,24 +69,21 @@ def check_state(state: Mapping[str, Any], mark: str, described: str) -> None:
         )
 
 
-def save_checkpoint(directory: Path, state: State) -> None:
-    """Replace the checkpoint in one durable step."""
-    write_atomic(directory / CHECKPOINT_NAME, to_json(_CHECKPOINT.write(state), indent=True))
+def load_checkpoint(path: PathLike) -> State | None:
+    """The last durable state in a directory or below a URL, or None before the first."""
+    return _load(checkpoint_file(path))
 
 
-def load_checkpoint(directory: Path) -> State | None:
-    """The last durable state, or None before the first."""
-    path = directory / CHECKPOINT_NAME
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+def _load(place: Place) -> State | None:
+    data = place.read()
+    if data is None:
         return None
     try:
         return _CHECKPOINT.read(parse_json(data))
     except ResumeError as error:
-        raise ResumeError(f"{path}: {error}; delete the file to start again from the beginning") from error
+        raise ResumeError(f"{place.file}: {error}; delete the file to start again from the beginning") from error
     except ValueError as error:
-        raise ResumeError(f"{path} is damaged ({error}); delete it to start again from the beginning") from error
+        raise ResumeError(f"{place.file} is damaged ({error}); delete it to start again from the beginning") from error
 
 
 def schema_to_text(schema: pa.Schema) -> str:
@@ -100,20 +99,17 @@ def schema_from_text(text: str) -> pa.Schema:
         raise ResumeError(f"the state is damaged: no schema ({error}); start without the state") from error
 
 
-_LOCK = "checkpoint.lock"
-
-
 class Checkpoint:
-    """Keeps the progress of one run in a directory.
+    """Keeps the progress of one run in a directory, or below a URL of an object store.
 
     Each save makes the sink durable first and then replaces the checkpoint, which names what the sink made durable.
     A crash between the two leaves the older checkpoint, and the sink goes back to that one when it is restored.
 
-    One run at a time: the directory is locked until `close`.
+    One run at a time: the place is locked until `close`.
     """
 
     def __init__(
-        self, directory: Path, source: Source, transforms: Sequence[Transform], sink: Sink, every_seconds: float
+        self, path: PathLike, source: Source, transforms: Sequence[Transform], sink: Sink, every_seconds: float
     ) -> None:
         if not isinstance(source, Stateful):
             raise ConfigError(f"run(checkpoint=...) needs a source with a state_dict; {stage_name(source)} has none")
@@ -130,37 +126,33 @@ class Checkpoint:
                     f"run(checkpoint=...) cannot resume {stage_name(cast(Transform, transform))}, which keeps what it "
                     "has seen in memory; give it a directory="
                 )
-        if directory.exists() and not directory.is_dir():
-            raise ConfigError(f"run(checkpoint=...) takes a directory, and {directory} is a file")
-        self._directory = directory
+        self._place = checkpoint_file(path)
         self._sink = cast(Durable, sink)
         self._every = every_seconds
         self._saved_at = time.monotonic()
-        directory.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(directory / _LOCK)
-        self._lock.hold(f"the checkpoint in {directory}")
+        self._place.open()
         try:
-            self.saved = load_checkpoint(directory)
+            self.saved = _load(self._place)
             self._check_target(stage_name(sink), getattr(sink, "path", None))
         except BaseException:
             self.close()
             raise
 
     def close(self) -> None:
-        """Let another run use the directory. Idempotent."""
-        self._lock.release()
+        """Let another run use the place. Idempotent."""
+        self._place.close()
 
-    def _check_target(self, name: str, path: Path | None) -> None:
+    def _check_target(self, name: str, path: PathLike | None) -> None:
         if self.saved is None:
             return
         if self.saved["target"] != name:
             raise ResumeError(
-                f"the checkpoint in {self._directory} belongs to a run into {self.saved['target']}, this one goes into "
-                f"{name}; use another checkpoint directory"
+                f"the checkpoint in {self._place.shown} belongs to a run into {self.saved['target']}, this one goes "
+                f"into {name}; use another checkpoint directory"
             )
-        if self.saved["report"] and path is not None and not Path(path).exists():
+        if self.saved["report"] and path is not None and not _is_there(path):
             raise ResumeError(
-                f"the run in {self._directory} is complete, but its output {path} is gone; "
+                f"the run in {self._place.shown} is complete, but its output {shown(path)} is gone; "
                 "delete the checkpoint to make it again"
             )
 
@@ -181,6 +173,11 @@ class Checkpoint:
 
     def restore(self, delivery: Delivery) -> None:
         """Take the sink, the quarantine file and the counters back to the last save."""
+        if self._place.holder() is not None:  # before the sink deletes what the checkpoint of a stale run would name
+            if self.saved is None:
+                self._place.begin()
+            else:
+                self._write(self.saved)
         claim = getattr(self._sink, "claim", None)
         if callable(claim):
             claim()  # before `restore`, which takes an output over from a sink that this process has abandoned
@@ -194,7 +191,9 @@ class Checkpoint:
             delivery.rows_read, delivery.rows_out = self.saved["rows_in"], self.saved["rows_out"]
             delivery.dropped, delivery.changed = Counter(self.saved["dropped"]), Counter(self.saved["changed"])
         except KeyError as error:
-            raise ResumeError(f"the checkpoint in {self._directory} lacks {error}; delete it to start again") from error
+            raise ResumeError(
+                f"the checkpoint in {self._place.shown} lacks {error}; delete it to start again"
+            ) from error
 
     def due(self) -> bool:
         return time.monotonic() - self._saved_at >= self._every
@@ -215,5 +214,15 @@ class Checkpoint:
             "changed": dict(delivery.changed),
             "report": report.to_dict() if report is not None else None,
         }
-        save_checkpoint(self._directory, self.saved)
+        self._write(self.saved)
         self._saved_at = time.monotonic()
+
+    def _write(self, state: State) -> None:
+        if (holder := self._place.holder()) is not None:
+            state = state | {"holder": holder}
+        self._place.write(to_json(_CHECKPOINT.write(state), indent=True))
+
+
+def _is_there(path: PathLike) -> bool:
+    place = output_place(path, "the output")
+    return place.exists() if isinstance(place, Path) else bucket_has(place)

@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock._suggest import named_options
 from penstock.errors import ConfigError
-from penstock.files.filesystems import require_local
+from penstock.files.output_places import output_place
 from penstock.pipeline.cores import available_cores
 
 OnError = Literal["raise", "skip", "quarantine"]
@@ -38,7 +38,7 @@ class PipelineConfig:
     on_error: OnError = "raise"
     """A bad row stops the run, is dropped and counted, or is dropped, counted and written to the quarantine file."""
     quarantine: str | Path | None = None
-    """JSONL file for quarantined rows; by default next to the sink's output."""
+    """JSONL file for quarantined rows, also in an object store; by default next to the sink's output."""
     max_failures: int | None = None
     """More bad rows than this stop the run after all."""
     max_failure_ratio: float | None = None
@@ -77,7 +77,7 @@ class PipelineConfig:
         if self.stall_seconds is not None and self.stall_seconds <= 0:
             raise ConfigError(f"stall_seconds must be positive or None, got {self.stall_seconds}")
         if self.quarantine is not None:
-            require_local(self.quarantine, "quarantine")
+            output_place(self.quarantine, "quarantine")
         if self.checkpoint_seconds < 0:
             raise ConfigError(f"checkpoint_seconds cannot be negative, got {self.checkpoint_seconds}")
 

@@ -15,7 +15,9 @@ import pyarrow as pa
 
 from penstock._forks import check_process
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.filesystems import require_local
+from penstock.files.filesystems import shown
+from penstock.files.listing import PathLike
+from penstock.files.output_places import beside, output_place
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.pressure import resident_bytes, suggest_limit
 from penstock.pipeline.chain import Inferring, stage_name
@@ -88,12 +90,13 @@ class Pipeline:
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
-    def run(self, checkpoint: str | Path | None = None, *, progress: Progress | None = None) -> Report:
+    def run(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
         """Run to the end of the input and return the report.
 
-        With `checkpoint`, a directory, progress is made durable every `config.checkpoint_seconds`: after a crash, even
-        kill -9, calling it again resumes, and the output holds every row exactly once. A finished checkpoint
-        returns its report again. `progress` is called a few times a second with a snapshot.
+        With `checkpoint`, a directory or a URL of an object store, progress is made durable every
+        `config.checkpoint_seconds`: after a crash, even kill -9, calling it again resumes, and the output holds every
+        row exactly once. A finished checkpoint returns its report again. `progress` is called a few times a second
+        with a snapshot.
         """
         self.start(checkpoint)
         try:
@@ -101,7 +104,7 @@ class Pipeline:
         finally:
             self.stop()
 
-    async def run_async(self, checkpoint: str | Path | None = None, *, progress: Progress | None = None) -> Report:
+    async def run_async(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
         """`run` for an event loop, which stays free: one thread waits for the whole run.
 
         A cancelled task (`task.cancel()`, `asyncio.timeout`) stops the run first: with a checkpoint, the next one
@@ -118,19 +121,18 @@ class Pipeline:
 
         return await self._calls.call(work, self._halt)
 
-    def start(self, checkpoint: str | Path | None = None) -> Self:
+    def start(self, checkpoint: PathLike | None = None) -> Self:
         """Begin in the background; then `wait` for the report, or `stop`."""
         if self.sink is None:
             raise ConfigError("this pipeline has no sink: iterate it (`for batch in pipeline`), or give it one")
         keeper = None
         if checkpoint is not None:
-            place = require_local(checkpoint, "checkpoint")
-            keeper = Checkpoint(place, self.source, self.transforms, self.sink, self.config.checkpoint_seconds)
+            keeper = Checkpoint(checkpoint, self.source, self.transforms, self.sink, self.config.checkpoint_seconds)
         try:
             if keeper is not None and keeper.state is not None:
                 check_state(keeper.state, self._mark(), str(self))
             if keeper is not None and keeper.report is not None:
-                log.info("the run in %s is complete; nothing to do", checkpoint)
+                log.info("the run in %s is complete; nothing to do", shown(checkpoint or ""))
                 self._finished = keeper.report
                 keeper.close()
                 return self
@@ -374,15 +376,15 @@ class Pipeline:
         }
         return STATE.write(facts)
 
-    def _quarantine_path(self) -> Path | None:
+    def _quarantine_path(self) -> Path | str | None:
         if self.config.on_error != "quarantine":
             return None
         if self.config.quarantine is not None:
-            return require_local(self.config.quarantine, "quarantine")
+            return output_place(self.config.quarantine, "quarantine")
         target = getattr(self.sink, "path", None)
         if target is None:
             raise ConfigError("on_error='quarantine' needs PipelineConfig(quarantine='bad-rows.jsonl') with this sink")
-        return Path(f"{target}.quarantine.jsonl")
+        return beside(output_place(target, "the output"), suffix=".quarantine.jsonl")
 
 
 def _in_parts(transforms: list[Transform]) -> list[Transform]:

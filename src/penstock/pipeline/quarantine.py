@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import base64
 import os
+import secrets
+import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 
-from penstock.errors import FailureBudgetError
+from penstock.errors import FailureBudgetError, ResumeError
 from penstock.files.atomic import naming, open_own
 from penstock.files.locks import FileLock
+from penstock.files.object_lock import ObjectLock
+from penstock.files.objects import open_bucket
+from penstock.files.output_places import beside, shown_place
 from penstock.files.states import check_fields
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import Rejected, State
@@ -23,13 +28,19 @@ _RATIO_FROM_ROW = 1000
 class BadRows:
     """Takes rejected rows in order, from the thread that delivers."""
 
-    def __init__(self, config: PipelineConfig, path: Path | None) -> None:
+    def __init__(self, config: PipelineConfig, path: Path | str | None) -> None:
         self._config = config
-        self.path = path
+        self._copy = RowsObject(path) if isinstance(path, str) else None
+        self.path = self._copy.file if self._copy is not None else path if not isinstance(path, str) else None
+        self.shown = self._copy.shown if self._copy is not None else str(path)
         self.counts: Counter[str] = Counter()
         self._last: Rejected | None = None
         self._file: BinaryIO | None = None
-        self._lock = FileLock(path.with_name(f".{path.name}.penstock-lock")) if path is not None else None
+        self._lock: FileLock | ObjectLock | None = None
+        if self._copy is not None:
+            self._lock = self._copy.lock
+        elif self.path is not None:
+            self._lock = FileLock(self.path.with_name(f".{self.path.name}.penstock-lock"))
         self._length = 0
         self._process = os.getpid()
 
@@ -58,6 +69,8 @@ class BadRows:
             with naming(str(self.path)):
                 self._file.flush()
                 os.fsync(self._file.fileno())
+            if self._copy is not None:
+                self._copy.save(self._length)
         return self.mark()
 
     def restore(self, token: State) -> None:
@@ -65,7 +78,8 @@ class BadRows:
         check_fields(token, {"bytes": (int,), "counts": (dict,)}, "the state of the bad rows")
         check_fields(token["counts"], dict.fromkeys(token["counts"], (int,)), "the state of the bad rows")
         self.counts = Counter(token["counts"])
-        if self.path is not None and (token["bytes"] or self.path.exists()):
+        there = self._copy.exists() if self._copy is not None else self.path is not None and self.path.exists()
+        if self.path is not None and (token["bytes"] or there):
             self._open(token["bytes"])
         self._length = token["bytes"]
 
@@ -81,9 +95,13 @@ class BadRows:
             if file is not None:
                 with naming(str(self.path)):
                     file.close()
+                if self._copy is not None:
+                    self._copy.save(self._length)
         finally:
             if self._lock is not None:
                 self._lock.release()
+            if self._copy is not None:
+                self._copy.file.unlink(missing_ok=True)
 
     def _check(self, rows_read: int, look_at_ratio: bool) -> None:
         bad, most, ratio = self.counts.total(), self._config.max_failures, self._config.max_failure_ratio
@@ -126,10 +144,46 @@ class BadRows:
         assert self._lock is not None
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._lock.hold(f"the quarantine file {self.path}", take_over=True)
+        self._lock.hold(f"the quarantine file {self.shown}", take_over=True)
+        if self._copy is not None:
+            self._copy.load(length)
         self._file = os.fdopen(open_own(self.path, os.O_WRONLY | os.O_CREAT), "wb")
         self._file.truncate(length)
         self._file.seek(length)
+
+
+class RowsObject:
+    """Rows in an object store: kept in a file of this machine, and written whole wherever a local file is synced."""
+
+    def __init__(self, url: str) -> None:
+        self.shown = shown_place(url)
+        self._bucket, self._key = open_bucket(url)
+        self.lock = ObjectLock(beside(url, ".", ".penstock-lock"))
+        self.file = Path(tempfile.gettempdir()) / f"penstock-quarantine-{secrets.token_hex(8)}.jsonl"
+        self._saved = -1
+
+    def exists(self) -> bool:
+        return self._bucket.info(self._key) is not None
+
+    def load(self, length: int) -> None:
+        """The first bytes of the object; those behind come again."""
+        with open(self.file, "wb") as file:
+            if length:
+                self._bucket.download(self._key, file)
+        if self.file.stat().st_size < length:
+            raise ResumeError(
+                f"the checkpoint counts on {length} bytes of {self.shown}, which has fewer; restore it, or delete the "
+                "checkpoint to start again"
+            )
+        self._saved = -1
+
+    def save(self, length: int) -> None:
+        """Make the object what the file is; nothing if it has not grown."""
+        if length != self._saved:
+            self.lock.check(f"the quarantine file {self.shown}")
+            with open(self.file, "rb") as file:
+                self._bucket.upload(self._key, file)
+            self._saved = length
 
 
 def _text(value: str) -> str:

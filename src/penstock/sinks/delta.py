@@ -98,7 +98,8 @@ class DeltaSink(Sink):
     # -- a sink ------------------------------------------------------------------------------------------------------
 
     def fit_budget(self, nbytes: int) -> None:
-        self._row_group_bytes = min(16 << 20, max(1 << 16, nbytes // 16))
+        # A row group is in memory as rows, sorted by partition, and encoded.
+        self._row_group_bytes = min(16 << 20, max(1 << 16, nbytes // 32))
 
     def consume(self, batch: pa.RecordBatch) -> None:
         if self._published:

@@ -306,7 +306,7 @@ class PartitionedFiles:
             codes = np.unique(codes, return_inverse=True)[1]
         order = np.argsort(codes, kind="stable")
         bounds = np.flatnonzero(np.diff(codes[order], prepend=-1)).tolist()
-        sorted_rows = rows.take(pa.array(order))
+        sorted_rows = rows.take(pa.array(order)) if len(bounds) > 1 else rows
         for start, stop in zip(bounds, [*bounds[1:], batch.num_rows]):
             first = int(order[start])
             values = tuple(partition_text(batch.column(name)[first], name) for name in self._partition_by)

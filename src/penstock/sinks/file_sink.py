@@ -3,6 +3,8 @@
 A target with a suffix is one file, written under a hidden name and renamed when it is whole. Without a suffix
 it is a directory of part files, written into a hidden directory next to it and renamed in one step too.
 
+At a URL of an object store the same holds for objects, which have no rename; see `bucket_output`.
+
 After `restore` a sink writes durably: each checkpoint finishes a segment in the hidden directory, and `flush` joins the
 segments into the one file, or makes them the part files of the directory.
 
@@ -14,37 +16,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Protocol
 
 import pyarrow as pa
 
-from penstock.errors import ConfigError, ResumeError, SchemaError
-from penstock.files.atomic import (
-    AtomicFile,
-    check_own_directory,
-    refuse_link,
-    remove_leftovers,
-    remove_own_directory,
-    strangers,
-    sync_directory,
-    write_atomic,
-)
-from penstock.files.filesystems import require_local
-from penstock.files.listing import PathLike, split_suffix
-from penstock.files.locks import FileLock
+from penstock.errors import ConfigError, SchemaError
+from penstock.files.atomic import AtomicFile
+from penstock.files.listing import PathLike
+from penstock.files.output_places import name_of, output_place
+from penstock.files.remote import RemotePath
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import Sink, State
-
-_RUN = ".penstock-run"
-"""In the hidden directory: which run its files are from."""
-_OWN = re.compile(r"part-\d{6,}[\w.]*|\.(part-\d{6,}[\w.]*|\.penstock-run)\.\d+-[0-9a-f]{8}\.tmp|\.penstock-run")
-"""The names of all that is ever written into it."""
+from penstock.sinks.bucket_output import BucketOutput, UploadedFile
+from penstock.sinks.local_output import LocalOutput
 
 
 class Writer(Protocol):
@@ -69,19 +58,19 @@ class FileSink(Sink):
     suffix: ClassVar[str] = ""
 
     def __init__(self, path: PathLike, *, rows_per_file: int | None = None) -> None:
-        self.path = require_local(path, "the output of a file sink")
-        self._is_directory = not self.path.suffix or self.path.is_dir()
+        place = output_place(path, "the output of a file sink")
+        self._output = LocalOutput(place, self.suffix) if isinstance(place, Path) else BucketOutput(place, self.suffix)
+        self.path: Path | RemotePath = self._output.path
+        self._name = name_of(place)
+        self._is_directory = self._output.is_directory
         if rows_per_file is not None and not self._is_directory:
-            raise ConfigError(f"rows_per_file needs a directory to write to, and {self.path} is a file name")
+            raise ConfigError(f"rows_per_file needs a directory to write to, and {self._output.shown} is a file name")
         if rows_per_file is not None and rows_per_file <= 0:
             raise ConfigError(f"rows_per_file must be positive, got {rows_per_file}")
         self._rows_per_file = rows_per_file
-        self._lock = FileLock(self.path.with_name(f".{self.path.name}.penstock-lock"))
-        self._watched = False
-        """True if the file system has locks, so that losing this one can be noticed."""
         self._run = secrets.token_hex(8)
         self._schema: pa.Schema | None = None
-        self._file: AtomicFile | None = None
+        self._file: AtomicFile | UploadedFile | None = None
         self._writer: Writer | None = None
         self._file_rows = 0
         self._segments = 0
@@ -97,7 +86,7 @@ class FileSink(Sink):
         """A writer into an open file; `first` is false for the second and later pieces of one file."""
         raise NotImplementedError(type(self).__name__)
 
-    def _join(self, segments: list[Path], target: BinaryIO) -> None:
+    def _join(self, segments: Iterable[Path], target: BinaryIO) -> None:
         """Finished segments into one file. Formats that can be laid end to end just are."""
         for segment in segments:
             with open(segment, "rb") as piece:
@@ -137,23 +126,28 @@ class FileSink(Sink):
             self._begin()  # nothing came, not even columns: an empty file all the same
         self._end()
         if self._is_directory:
-            self._publish_directory()
+            self._output.publish_directory(self._segments, self._run, replaces=self._replaces)
         elif self._durable:
-            self._publish_joined()
+            self._output.publish_joined(self._segments, self._run, self._join)
         self._published = self._replaces = True
-        self._lock.release()
+        self._output.release()
 
     def memory_usage(self) -> int:
-        writer = self._writer
-        return writer.held_bytes() if writer is not None else 0
+        if self._writer is None or self._file is None:
+            return 0
+        uploading = self._file.held_bytes() if isinstance(self._file, UploadedFile) else 0
+        return self._writer.held_bytes() + uploading
+
+    def fit_budget(self, nbytes: int) -> None:
+        self._output.fit_budget(nbytes)
 
     def abort(self) -> None:
         """Remove what was not published, except what a checkpoint needs."""
         self._drop_open_file()
-        ours = self._lock.held or not self._watched
-        if ours and self._began and self._is_directory and not (self._durable or self._published):
-            remove_own_directory(self._staging, _OWN)
-        self._lock.release()
+        unpublished = self._began and self._is_directory and not (self._durable or self._published)
+        if unpublished and self._output.is_ours:
+            self._output.clear()
+        self._output.release()
 
     close = abort
 
@@ -166,7 +160,7 @@ class FileSink(Sink):
 
     def claim(self) -> None:
         """Lock the output for this run; an error names another run that writes it."""
-        self._take_lock(take_over=False)
+        self._output.take_lock(take_over=False)
 
     def checkpoint(self) -> State:
         if not self._durable:
@@ -174,113 +168,40 @@ class FileSink(Sink):
         self._check_still_ours()
         self._end()
         schema = schema_to_text(self._schema) if self._schema is not None else None
-        return {"segments": self._segments, "schema": schema, "run": self._run}
+        return {"segments": self._segments, "schema": schema, "run": self._run, **self._output.token()}
 
     def restore(self, token: State) -> None:
         self._drop_open_file()
-        self._take_lock(take_over=True)
+        self._output.take_lock(take_over=True)
         try:
             self._restore(token)
         except BaseException:
-            self._lock.release()
+            self._output.release()
             raise
 
     def _restore(self, token: State) -> None:
         self._durable, self._segments = True, int(token.get("segments", 0))
         self._schema = schema_from_text(token["schema"]) if token.get("schema") else None
         self._run = token.get("run") or self._run
-        foreign = strangers(self._staging, _OWN)
-        segments = [self._segment(number) for number in range(self._segments)]
-        missing = [segment for segment in segments if not segment.exists()]
-        # Taking the hidden directory away is the last thing that flush does; of one segment, it takes that away before.
-        taken = not self._staging.exists() or (bool(segments) and missing == segments)
-        self._published = bool(token.get("finishing")) and taken and self.path.exists()
+        self._published = self._output.restore(token, self._run, self._segments, replaces=self._replaces)
         if self._published:
-            if self._owner() in (self._run, None) and not foreign:
-                remove_own_directory(self._staging, _OWN)
-            remove_own_directory(self._leftovers, _OWN)
-            self._lock.release()
-            return
-        if missing:
-            raise ResumeError(f"the checkpoint needs {missing[0]}, which is gone; delete the checkpoint to start again")
-        if segments and self._owner() not in (self._run, None):
-            raise ResumeError(
-                f"another run has begun to write {self.path} since this checkpoint was made, and its segments are "
-                "gone; delete the checkpoint to start again"
-            )
-        self._check_target()
-        remove_leftovers(self.path)
-        check_own_directory(self._staging, _OWN)
-        self._staging.mkdir(exist_ok=True)
-        self._began = True
-        self._sweep(segments)  # what was written after the checkpoint: its rows come again
-        write_atomic(self._staging / _RUN, self._run.encode())
+            self._output.release()
+        else:
+            self._began = True
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    @property
-    def _staging(self) -> Path:
-        """The hidden directory of finished segments."""
-        return self.path.with_name(f".{self.path.name}.penstock-parts")
-
-    @property
-    def _leftovers(self) -> Path:
-        """Directory being deleted: it is renamed first, since deletion takes several steps."""
-        return self.path.with_name(f".{self.path.name}.penstock-old")
-
-    def _segment(self, number: int) -> Path:
-        suffix = self.suffix if self._is_directory else "".join(split_suffix(self.path))
-        return self._staging / f"part-{number:06d}{suffix}"
-
-    def _owner(self) -> str | None:
-        """The run whose files are in the hidden directory; None if it is unknown."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self._staging / _RUN).read_text(errors="replace")
-        return None
-
-    def _sweep(self, segments: list[Path]) -> None:
-        """Remove from the hidden directory what is no segment."""
-        for stray in self._staging.iterdir():
-            if stray not in segments:
-                stray.unlink()
-
-    def _take_lock(self, *, take_over: bool) -> None:
-        self._check_parent()
-        self._watched = self._lock.hold(str(self.path), take_over=take_over)
-
     def _check_still_ours(self) -> None:
-        if self._watched and not self._lock.held and self._began and (self._durable or self._is_directory):
+        self._output.check()
+        if self._began and (self._durable or self._is_directory) and not self._output.is_ours:
             raise ConfigError(f"{self!r} was aborted, or another run into it has taken its place; use the newest one")
-
-    def _check_parent(self) -> None:
-        parent = self.path.parent
-        if not parent.is_dir():
-            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
-
-    def _check_target(self) -> None:
-        self._check_parent()
-        if self._durable or self._is_directory:
-            check_own_directory(self._leftovers, _OWN)
-        if not self._is_directory:
-            return
-        if self.path.is_symlink():
-            raise ConfigError(f"{self.path} is a symbolic link to a directory; write to the directory that it leads to")
-        if self.path.is_file():
-            raise ConfigError(f"{self.path} is a file, and a path without a suffix is written as a directory")
-        if self.path.is_dir() and (strangers(self.path, _OWN) if self._replaces else any(self.path.iterdir())):
-            raise ConfigError(f"directory {self.path} is not empty; delete it or write elsewhere")
 
     def _begin(self) -> None:
         in_parts = self._durable or self._is_directory
         if not self._began:
-            self._check_target()
-            remove_leftovers(self.path)
-            if in_parts:
-                self._take_lock(take_over=False)
-                remove_own_directory(self._staging, _OWN)  # of a run that was killed
-                self._staging.mkdir()
+            self._output.begin(in_parts=in_parts, replaces=self._replaces)
             self._began = True
-        self._file = AtomicFile(self._segment(self._segments) if in_parts else self.path)
+        self._file = self._output.open(self._segments, in_parts=in_parts)
         schema = self._schema if self._schema is not None else pa.schema([])
         with self._refusing():
             self._writer = self._new_writer(self._file.file, schema, first=self._segments == 0 or self._is_directory)
@@ -304,33 +225,6 @@ class FileSink(Sink):
             self._file.abort()
         self._writer = self._file = None
 
-    def _publish_directory(self) -> None:
-        self._check_target()
-        check_own_directory(self._staging, _OWN)
-        remove_own_directory(self._leftovers, _OWN)
-        self._sweep([self._segment(number) for number in range(self._segments)])
-        if self.path.is_dir():
-            if any(self.path.iterdir()):
-                self.path.rename(self._leftovers)  # our own of the run before, or `_check_target` would have refused
-            else:
-                self.path.rmdir()
-        self._staging.rename(self.path)
-        sync_directory(self.path.parent)
-        remove_own_directory(self._leftovers, _OWN)
-
-    def _publish_joined(self) -> None:
-        refuse_link(self._staging)
-        remove_own_directory(self._leftovers, _OWN)
-        segments = [self._segment(number) for number in range(self._segments)]
-        if len(segments) == 1:
-            segments[0].replace(self.path)
-        else:
-            with AtomicFile(self.path) as target:
-                self._join(segments, target.file)
-        self._staging.rename(self._leftovers)
-        sync_directory(self.path.parent)
-        remove_own_directory(self._leftovers, _OWN)
-
     @contextlib.contextmanager
     def _refusing(self) -> Iterator[None]:
         """Turn Arrow's errors into SchemaError, and errors of the disk into ones that name this file."""
@@ -339,9 +233,9 @@ class FileSink(Sink):
         except OSError as error:
             if error.errno is None or error.filename is not None:
                 raise
-            raise OSError(error.errno, os.strerror(error.errno), str(self.path)) from error
+            raise OSError(error.errno, os.strerror(error.errno), self._output.shown) from error
         except (pa.ArrowNotImplementedError, pa.ArrowTypeError, pa.ArrowInvalid) as error:
             raise SchemaError(f"{self!r} cannot write these columns: {error}") from error
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.path)!r})"
+        return f"{type(self).__name__}({self._output.shown!r})"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
@@ -22,14 +22,15 @@ from penstock.files.checksums import (
     PARQUET_TAIL,
     HashedFile,
     Segment,
-    add_checksums,
     check_file,
-    hash_segments,
+    checksum_block,
+    hash_buffer,
 )
 from penstock.files.compression import open_output
 from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, is_database, split_suffix
+from penstock.files.listing import PathLike, is_service, split_suffix
 from penstock.files.objects import is_object_url
+from penstock.files.output_places import name_of
 from penstock.files.parquet_footer import MAGIC, join_footers, split_file
 from penstock.memory.budget import column_bytes, parse_bytes
 from penstock.pipeline.cores import available_cores
@@ -39,8 +40,7 @@ from penstock.pipeline.stages import Sink
 from penstock.plugins import formats
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.file_sink import FileSink, Writer
-from penstock.sinks.logs import open_log
-from penstock.sinks.sql import SqlSink
+from penstock.sinks.services import open_service
 from penstock.types import to_rows
 
 _MOST_GROUPS = 8
@@ -76,7 +76,7 @@ class ParquetSink(FileSink):
         rows_per_file: int | None = None,
     ) -> None:
         super().__init__(path, rows_per_file=rows_per_file)
-        _refuse_outer_compression(self.path)
+        _refuse_outer_compression(self._name)
         if compression not in _COMPRESSIONS:
             raise ConfigError(f"unknown compression {compression!r}; expected one of {', '.join(_COMPRESSIONS)}")
         self._compression, self._level = compression, compression_level
@@ -85,6 +85,7 @@ class ParquetSink(FileSink):
         self._dictionary = dictionary if dictionary is None or isinstance(dictionary, bool) else list(dictionary)
 
     def fit_budget(self, nbytes: int) -> None:
+        super().fit_budget(nbytes)
         self._row_group_bytes = min(self._asked_bytes, nbytes // 16)
         room = nbytes // 8 // max(1, self._row_group_bytes)
         self._groups_at_once = max(1, min(_MOST_GROUPS, available_cores(), room))
@@ -100,7 +101,7 @@ class ParquetSink(FileSink):
             self._groups_at_once,
         )
 
-    def _join(self, segments: list[Path], target: BinaryIO) -> None:
+    def _join(self, segments: Iterable[Path], target: BinaryIO) -> None:
         """Row groups cannot be moved from file to file as they are: they are read and written again."""
         writer: Writer | None = None
         for segment in segments:
@@ -124,7 +125,7 @@ class ArrowSink(FileSink):
 
     def __init__(self, path: PathLike, *, compression: str | None = None, rows_per_file: int | None = None) -> None:
         super().__init__(path, rows_per_file=rows_per_file)
-        _refuse_outer_compression(self.path)
+        _refuse_outer_compression(self._name)
         if compression not in (None, "lz4", "zstd"):
             raise ConfigError(f"compression must be 'lz4', 'zstd' or None, got {compression!r}")
         self._compression = compression
@@ -132,7 +133,7 @@ class ArrowSink(FileSink):
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
         return _ArrowWriter(file, schema, self._compression)
 
-    def _join(self, segments: list[Path], target: BinaryIO) -> None:
+    def _join(self, segments: Iterable[Path], target: BinaryIO) -> None:
         writer: Writer | None = None
         for segment in segments:
             check_file(segment, ARROW_TAIL)
@@ -201,10 +202,8 @@ class _ParquetWriter:
         while self._encoding:
             self._write_group()
         self._background.close()
-        self._file.write(join_footers(self._footers, self._shifts))
-        self._file.flush()
-        with open(self._file.name, "rb+") as file:
-            add_checksums(file, self._segments, PARQUET_TAIL)
+        footer = join_footers(self._footers, self._shifts)
+        self._file.write(checksum_block(self._segments, footer) + footer)
 
     def abort(self) -> None:
         self._pending, self._merged, self._held = [], [], 0
@@ -246,16 +245,14 @@ class _ParquetWriter:
         self._encoding.popleft()
         groups, footer = split_file(encoded)
         if not self._footers:
-            self._position += self._file.write(MAGIC)
-        self._shifts.append(self._position - len(MAGIC))
+            groups = encoded[: len(MAGIC) + len(groups)]
+            self._shifts.append(0)
+        else:
+            self._shifts.append(self._position - len(MAGIC))
         self._footers.append(bytes(footer))
         self._file.write(groups)
+        self._segments += hash_buffer(groups, self._position)
         self._position += len(groups)
-        self._file.flush()
-        # Hashed while the system still has it in memory.
-        before = self._segments[-1][0] if self._segments else 0
-        with open(self._file.name, "rb", buffering=0) as file:
-            self._segments += hash_segments(file, before, self._position)
 
 
 def _one_group(table: pa.Table, options: dict[str, Any]) -> pa.Buffer:
@@ -301,10 +298,10 @@ class _ArrowWriter:
         return column
 
 
-def _refuse_outer_compression(path: Path) -> None:
-    outer = split_suffix(path)[1]
+def _refuse_outer_compression(name: str) -> None:
+    outer = split_suffix(name)[1]
     if outer:
-        raise ConfigError(f"{path.name}: this format compresses inside; leave {outer!r} out and pass compression=")
+        raise ConfigError(f"{name}: this format compresses inside; leave {outer!r} out and pass compression=")
 
 
 def _worth_a_dictionary(table: pa.Table) -> bool | list[str]:
@@ -344,7 +341,7 @@ class JsonlSink(FileSink):
 
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
         refuse_binary(schema, "write Parquet")
-        return _JsonlWriter(file, schema, split_suffix(self.path)[1], self._level)
+        return _JsonlWriter(file, schema, split_suffix(self._name)[1], self._level)
 
 
 def refuse_binary(schema: pa.Schema, instead: str) -> None:
@@ -386,7 +383,7 @@ class CsvSink(FileSink):
         super().__init__(path, rows_per_file=rows_per_file)
         if delimiter is not None and (len(delimiter) != 1 or not delimiter.isascii() or delimiter in '"\r\n'):
             raise ConfigError(f"delimiter must be one ASCII character, no quote and no line end, got {delimiter!r}")
-        self._delimiter = delimiter or ("\t" if split_suffix(self.path)[0] == ".tsv" else ",")
+        self._delimiter = delimiter or ("\t" if split_suffix(self._name)[0] == ".tsv" else ",")
         self._level = compression_level
 
     def _new_writer(self, file: BinaryIO, schema: pa.Schema, *, first: bool) -> Writer:
@@ -395,7 +392,7 @@ class CsvSink(FileSink):
             raise SchemaError(
                 f"CSV cannot hold the nested or binary columns {nested}; drop them, or write JSON Lines or Parquet"
             )
-        return _CsvWriter(file, schema, split_suffix(self.path)[1], self._level, self._delimiter, header=first)
+        return _CsvWriter(file, schema, split_suffix(self._name)[1], self._level, self._delimiter, header=first)
 
 
 _ROWS_AT_ONCE = 4096
@@ -513,11 +510,9 @@ def open_sink(path: PathLike, **options: Any) -> Sink:
     `postgresql://host/name?table=documents` is a `SqlSink`, `nats://host/STREAM` a `NatsSink`; the path of a Delta
     table that exists is a `DeltaSink`.
     """
-    if is_database(path):
-        return SqlSink(path, **options)  # type: ignore[arg-type]
-    if (messages := open_log(path, **options)) is not None:
-        return messages  # type: ignore[no-any-return]
-    suffix = split_suffix(path)[0]
+    if is_service(path):
+        return open_service(str(path), **options)
+    suffix = split_suffix(name_of(path))[0]
     if not suffix and _is_table(path):
         return DeltaSink(path, **options)
     makers = _BUILT_IN if suffix in _BUILT_IN else _with_plugins()

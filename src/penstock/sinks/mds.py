@@ -14,7 +14,7 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, SchemaError
-from penstock.files.atomic import check_own_directory, remove_own_directory, sync_directory, write_atomic
+from penstock.files.atomic import AtomicFile, check_own_directory, remove_own_directory, sync_directory, write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.memory.budget import parse_bytes
@@ -166,26 +166,29 @@ class MdsSink(Sink):
         config = orjson.dumps(facts)
         offsets = np.cumsum(sizes) + 4 * (count + 2) + len(config)
         head = np.concatenate([[count], offsets]).astype("<u4").tobytes()
-        data = b"".join([head, config, *self._samples])
-        name = f"shard.{len(self._shards):05d}.mds"
-        packed = None
-        if self._compression is not None:
-            codec = pa.Codec(self._compression, _ZSTD_LEVEL)
-            packed = codec.compress(data, asbytes=True)
-        write_atomic(self._staging / (name if packed is None else f"{name}.zstd"), data if packed is None else packed)
-        files = {
-            "raw_data": _file(name, data),
-            "zip_data": None if packed is None else _file(f"{name}.zstd", packed),
-        }
-        self._shards.append({**facts, **files, "samples": count})
+        name, packed = f"shard.{len(self._shards):05d}.mds", None
+        parts, digest = [head, config, *self._samples], xxhash.xxh3_64()
+        for part in parts:
+            digest.update(part)
+        raw = _file(name, sum(map(len, parts)), digest)
+        if self._compression is None:
+            with AtomicFile(self._staging / name) as target:
+                for part in parts:
+                    target.file.write(part)
+        else:
+            # In one piece: readers expect the size at the beginning of the stream.
+            data = pa.Codec(self._compression, _ZSTD_LEVEL).compress(b"".join(parts), asbytes=True)
+            write_atomic(self._staging / f"{name}.zstd", data)
+            packed = _file(f"{name}.zstd", len(data), xxhash.xxh3_64(data))
+        self._shards.append({**facts, "raw_data": raw, "zip_data": packed, "samples": count})
         self._samples, self._held = [], 0
 
     def __repr__(self) -> str:
         return f"MdsSink({str(self.path)!r})"
 
 
-def _file(name: str, data: bytes) -> dict[str, Any]:
-    return {"basename": name, "bytes": len(data), "hashes": {_HASH: xxhash.xxh3_64_hexdigest(data)}}
+def _file(name: str, size: int, digest: xxhash.xxh3_64) -> dict[str, Any]:
+    return {"basename": name, "bytes": size, "hashes": {_HASH: digest.hexdigest()}}
 
 
 class _Column:

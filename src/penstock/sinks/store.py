@@ -61,6 +61,9 @@ class StoreSink(Sink):
     def memory_usage(self) -> int:
         return self._writer.memory_usage()
 
+    def fit_budget(self, nbytes: int) -> None:
+        self._writer.fit_budget(nbytes)
+
     def checkpoint(self) -> State:
         with self._refusing():
             return self._writer.checkpoint()

@@ -8,12 +8,12 @@ from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.by_suffix import open_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
-from penstock.sources.delta import DeltaSource
 from penstock.sources.foreign.mds import MdsSource
 from penstock.sources.foreign.token_files import TokenFileSource
 from penstock.sources.foreign.webdataset import WebDatasetSource
-from penstock.sources.iceberg import IcebergSource
 from penstock.sources.jsonl import JsonlSource, JsonSource
+from penstock.sources.lakes.delta import DeltaSource
+from penstock.sources.lakes.iceberg import IcebergSource
 from penstock.sources.logs.kafka import KafkaSource
 from penstock.sources.logs.nats import NatsSource
 from penstock.sources.logs.redis import RedisStreamSource

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ import pyarrow as pa
 from penstock.errors import DataError
 from penstock.files.checksums import FileStamps
 from penstock.files.compression import ByteReader, DamagedStreamError, disk_position, open_input
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RemoteReadAhead
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.files.records import Cutter, first_newline
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
@@ -65,7 +67,7 @@ class BlockReader:
 
     def __init__(
         self,
-        files: Sequence[Path],
+        files: Sequence[InputFile],
         layout: Callable[[int], FileLayout],
         *,
         pool: BufferPool,
@@ -73,9 +75,11 @@ class BlockReader:
         allow_empty: bool,
         place: BlockPosition,
         stamps: FileStamps | None = None,
+        ahead: RemoteReadAhead | None = None,
     ) -> None:
         self._files, self._layout, self._pool = files, layout, pool
         self._stamps = stamps if stamps is not None else FileStamps()
+        self._ahead = ahead if ahead is not None else RemoteReadAhead(files, WINDOW_BYTES)
         self._max_row_bytes, self._allow_empty = max_row_bytes, allow_empty
         self.place = place
         self._reader: ByteReader | None = None
@@ -106,13 +110,17 @@ class BlockReader:
         return "the rest of the file is unreadable"
 
     def close(self) -> None:
+        self._close_file()
+        self._ahead.close()
+
+    def _close_file(self) -> None:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
 
     @property
     def held_bytes(self) -> int:
-        return self._tail.nbytes
+        return self._tail.nbytes + self._ahead.held_bytes
 
     @property
     def file_position(self) -> int:
@@ -129,7 +137,7 @@ class BlockReader:
         if self.place.offset < layout.begin:
             self.place = BlockPosition(number, layout.begin)
         try:
-            self._reader = open_input(self._files[number], self.place.offset)
+            self._reader = open_input(self._files[number], self.place.offset, open_at=self._opener(number))
         except DamagedStreamError as error:
             raise self._error(f"the compressed stream is damaged or cut short ({error})") from error
         self._tail, self._ended, self._trouble, self._too_long = _NOTHING, False, None, False
@@ -138,8 +146,14 @@ class BlockReader:
             if self._tail.tobytes() == _BOM:
                 self.place, self._tail = BlockPosition(number, len(_BOM)), _NOTHING
 
+    def _opener(self, number: int) -> Callable[[int], io.RawIOBase] | None:
+        """Remote files are read ahead, from one into the next."""
+        if not isinstance(self._files[number], RemoteFile):
+            return None
+        return lambda offset: self._ahead.open(number, offset)
+
     def _next_file(self) -> None:
-        self.close()
+        self._close_file()
         self._tail, self._trouble, self._too_long = _NOTHING, None, False
         self.place = BlockPosition(self.place.file + 1)
 
@@ -242,6 +256,8 @@ class BlockReader:
                 got = 0
             except OSError as error:
                 self.close()
+                if error.errno is None:  # of a server, and it names the file
+                    raise
                 raise OSError(error.errno, error.strerror, str(self._files[self.place.file])) from error
             self._ended = not got
             filled += got or 0

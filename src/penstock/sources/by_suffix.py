@@ -11,23 +11,24 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, as_paths, is_database, list_files, split_suffix
+from penstock.files.filesystems import local_or_none, shown
+from penstock.files.listing import PathLike, as_paths, list_files, service_of, split_suffix
+from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.csv import CsvSource
 from penstock.sources.file_source import FileSource
 from penstock.sources.foreign.mds import MdsSource
-from penstock.sources.foreign.mds_index import is_mds, mds_files
+from penstock.sources.foreign.mds_index import is_mds, mds_files, refuse_remote_tokens
 from penstock.sources.foreign.token_files import TokenFileSource
 from penstock.sources.foreign.webdataset import WebDatasetSource
 from penstock.sources.inputs import Input, as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
-from penstock.sources.lakes import lake_among
+from penstock.sources.lakes.lookup import lake_among
 from penstock.sources.record_source import RecordSource
 from penstock.sources.saved_dataset import SPLITS, STATE, SavedDatasetSource, data_files, has_mapping
-from penstock.sources.sql import SqlSource
+from penstock.sources.services import open_service
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.foreign.lookup import is_token_file
@@ -47,8 +48,8 @@ class SourceFiles:
     """Files of one format and the class of their source: nothing is opened yet."""
 
     kind: Any
-    files: Sequence[Path]
-    left_out: Sequence[Path] = ()
+    files: Sequence[InputFile]
+    left_out: Sequence[InputFile] = ()
     """Files of the directory that are no data, or another kind of data than most."""
 
     @property
@@ -74,13 +75,14 @@ def open_source(data: Input, **options: Any) -> Source:
     Of a directory or a glob, what lies beside data is left out, with a warning that names it: descriptions, checksums
     and scripts, files that no source reads, text beside at least as many bytes of one structured format, and formats
     with less than a tenth of the bytes. Without such a format it is an error. The directory of a token store is a
-    `StoreSource`, that of a Delta or Iceberg table (`lake/chats`, `lake/chats@v12`) a `DeltaSource` or `IcebergSource`,
-    the URL of a database (`postgresql://host/name?table=documents&key=id`) a `SqlSource`, which takes the options.
-    Other data is a source, a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset,
-    a list of dicts, a dict of columns, or an iterable of dicts.
+    `StoreSource`, that of a Delta or Iceberg table (`lake/chats`, `lake/chats@v12`) a `DeltaSource` or `IcebergSource`;
+    the URL of a database (`postgresql://host/name?table=documents&key=id`) or of a broker (`nats://host/STREAM`,
+    `redis://host/0?stream=NAME`, `kafka://host/TOPIC`) is its source, which takes the options. Other data is a source,
+    a dataset of Hugging Face, a pandas or Polars DataFrame, an Arrow table, reader or dataset, a list of dicts, a dict
+    of columns, or an iterable of dicts.
     """
-    if is_database(data):
-        return SqlSource(data, **options)
+    if (url := service_of(data)) is not None:
+        return open_service(url, **options)
     paths = as_paths(data)
     given = as_input(data) if paths is None else lake_among(paths, **options) or paths
     if not isinstance(given, list):
@@ -97,6 +99,7 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     for each in paths:
         refuse_remote_store(each)
+        refuse_remote_tokens(each)
     stores = [each for each in paths if (local := local_or_none(each)) is not None and _is_token_store(local)]
     if stores:
         if len(paths) > 1:
@@ -112,13 +115,15 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
         files = data_files(files)
     suffixes = {split_suffix(file)[0] for file in files}
     makers = _MAKERS if suffixes <= _MAKERS.keys() else _with_plugins()
-    named = {Path(os.fspath(each)).expanduser() for each in paths}
-    chosen = _chosen(files, makers, named, path)
+    named = {_spelled(each) for each in paths}
+    named_files = {file for file in files if _spelled(file) in named}
+    chosen = _chosen(files, makers, named_files, path)
     left_out = [file for file in files if file not in chosen]
     if left_out:
-        names = ", ".join(file.name for file in left_out[:_SHOWN]) + ", ..." * (len(left_out) > _SHOWN)
-        shown = ", ".join(map(str, paths))
-        _log.warning("%s: %d of %d files are read; left out: %s", shown, len(chosen), len(files), names)
+        if noted := [file for file in left_out if file.name != "_SUCCESS"]:  # sinks of many programs write it
+            names = ", ".join(file.name for file in noted[:_SHOWN]) + ", ..." * (len(noted) > _SHOWN)
+            where = ", ".join(shown(str(each)) for each in paths)
+            _log.warning("%s: %d of %d files are read; left out: %s", where, len(chosen), len(files), names)
         files = files.only(chosen)
     kind = makers[split_suffix(files[0])[0]]
     return SourceFiles(SavedDatasetSource if saved and has_mapping(files) else kind, files, left_out)
@@ -140,7 +145,15 @@ _HALF = 0.5
 """Share that is enough for one structured format beside text."""
 
 
-def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[Path], path: Any) -> set[Path]:
+def _spelled(path: PathLike) -> str:
+    """A path as text, the same for one that was given and one that was found."""
+    text = os.fspath(path)
+    return text if "://" in text else str(Path(text).expanduser())
+
+
+def _chosen(
+    files: Sequence[InputFile], makers: Mapping[str, Any], named: Collection[InputFile], path: Any
+) -> set[InputFile]:
     """Files of one format, without what lies beside data. Files that were named are always meant."""
     kept = [file for file in files if file in named or not _is_beside_data(file, makers)]
     kept = kept or list(files)
@@ -154,7 +167,7 @@ def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[
             "install a plugin"
         )
     kept = [file for file in kept if file not in unknown]
-    groups: dict[Any, list[Path]] = {}
+    groups: dict[Any, list[InputFile]] = {}
     for file in kept:
         groups.setdefault(makers[split_suffix(file)[0]], []).append(file)
     if len(groups) == 1:
@@ -175,7 +188,7 @@ def _chosen(files: Sequence[Path], makers: Mapping[str, Any], named: Collection[
     return set(groups[meant[0]])
 
 
-def _is_beside_data(file: Path, makers: Mapping[str, Any]) -> bool:
+def _is_beside_data(file: InputFile, makers: Mapping[str, Any]) -> bool:
     """True for a name of metadata, unless it is that of a table (`_metadata.parquet` holds no rows)."""
     name = file.name.lower()
     if makers.get(split_suffix(file)[0]) in _ROWS and not name.startswith("_"):
@@ -183,7 +196,7 @@ def _is_beside_data(file: Path, makers: Mapping[str, Any]) -> bool:
     return _METADATA.fullmatch(name) is not None
 
 
-def _looks_like_data(file: Path, makers: Mapping[str, Any]) -> bool:
+def _looks_like_data(file: InputFile, makers: Mapping[str, Any]) -> bool:
     """True for an archive, and for a data file with another ending, such as `a.jsonl.part`."""
     endings = [each.lower() for each in file.suffixes]
     return bool(endings) and (endings[-1] in _ARCHIVES or any(each in makers for each in endings[:-1]))

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import ARROW_TAIL, PARQUET_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, window_for
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
+from penstock.files.ranges.row_groups import MOST_WHOLE_BYTES, ParquetReader, RowGroups
 from penstock.memory.views import MappedFile
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check_columns, project
 
-_READ_AHEAD_BYTES = 1 << 18
 _PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
-_MOST_WHOLE_BYTES = 1 << 26
 _MOST_PARTS = 64
 """A row group that is larger than so many batches is read in pieces, however small it is."""
-_PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
 _LOST = "the rest of a row group is unreadable"
 
 
@@ -55,24 +52,27 @@ class ParquetSource(FileSource):
             raise ConfigError(f"verify must be 'own', 'pages' or 'none', got {verify!r}")
         self._columns, self._verify = check_columns(columns), verify
         self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
+        self._following: tuple[InputFile, ParquetReader] | None = None
+        """The next file, if it is remote and the rows of this one are used up soon."""
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         self._checksums(path)
-        schema = pq.read_schema(path)
+        schema = parquet_metadata(path).schema.to_arrow_schema()
         return project(schema, self._list.partitions.stored(self._columns, schema.names), str(path))
 
-    def _checksums(self, path: Path) -> Checksums | None:
+    def _checksums(self, path: InputFile) -> Checksums | None:
         """Checksums of the file, if it has any; its footer is then reliable."""
         return read_checksums(path, PARQUET_TAIL) if self._verify != "none" else None
 
-    def _file_rows(self, path: Path) -> int | None:
-        return int(pq.read_metadata(path).num_rows)
+    def _file_rows(self, path: InputFile) -> int | None:
+        return int(parquet_metadata(path).num_rows)
 
     def fit_budget(self, nbytes: int) -> None:
         """Smaller pieces, and fewer row groups as a whole, if there is less memory."""
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
-        self._whole_bytes = min(_MOST_WHOLE_BYTES, nbytes // 64)
+        self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
+        self.read_ahead_bytes = window_for(nbytes)
 
     def with_columns(self, columns: Sequence[str], *, allow_empty: bool = False) -> ParquetSource:
         """The same files, with these columns alone."""
@@ -82,10 +82,59 @@ class ParquetSource(FileSource):
         """Names of the columns to read in a file of this schema; None: all."""
         return self._columns
 
-    def _open(self, path: Path) -> _ParquetReader:
-        return _ParquetReader(
-            path, self._stored_columns, self._piece_bytes, self._checksums(path), pages=self._verify == "pages"
+    def _open(self, path: InputFile) -> ParquetReader:
+        pages = self._verify == "pages"
+        return ParquetReader(
+            path,
+            self._stored_columns,
+            self._piece_bytes,
+            self._checksums(path),
+            pages=pages,
+            window=self.read_ahead_bytes // 2,
         )
+
+    def _here(self, path: InputFile) -> OpenedFile:
+        if self._opened is None and self._following is not None:
+            known, opened = self._following
+            self._following = None
+            if known == path and not self._row:
+                self._list.stamps.note(path)
+                self._opened = opened
+            else:
+                opened.close()
+        reader = super()._here(path)
+        assert isinstance(reader, ParquetReader)
+        reader.reads_on = True
+        if reader.is_at_last_group and self._following is None:
+            self._open_following(reader)
+        return reader
+
+    def _open_following(self, reader: ParquetReader) -> None:
+        """Request the first rows of the next file, while the last ones of this are used."""
+        number = self._file + 1
+        following = self.files[number] if number < len(self.files) else None
+        if isinstance(following, RemoteFile) and following.size:
+            try:
+                opened = self._open(following)
+            except _DAMAGED:
+                return  # reported when it is read
+            opened.begin_like(reader)
+            self._following = (following, opened)
+
+    def memory_usage(self) -> int:
+        following = self._following
+        return super().memory_usage() + (following[1].held_bytes() if following is not None else 0)
+
+    def close(self) -> None:
+        super().close()
+        if self._following is not None:
+            self._following[1].close()
+            self._following = None
+
+    def _advance(self) -> None:
+        following, self._following = self._following, None
+        super()._advance()
+        self._following = following
 
     # -- in blocks, decoded elsewhere --------------------------------------------------------------------------------
 
@@ -100,7 +149,7 @@ class ParquetSource(FileSource):
             try:
                 reader = self._here(path)
                 self._list.stamps.check(path)
-                assert isinstance(reader, _ParquetReader)
+                assert isinstance(reader, ParquetReader)
                 groups = reader.take_groups(max_bytes, min(self._whole_bytes, _MOST_PARTS * max_bytes))
                 batch = reader.next(reader.rows_in(max_bytes)) if groups is None else None
             except _DAMAGED as error:
@@ -137,7 +186,7 @@ class ParquetSource(FileSource):
     def skip_file(self) -> str:
         """After an error: skip to the next row group, or to the next file if there is none; returns a description."""
         try:
-            metadata = pq.read_metadata(self.files[self._file])
+            metadata = parquet_metadata(self.files[self._file])
         except _DAMAGED:
             return super().skip_file()
         self.close()
@@ -149,7 +198,7 @@ class ParquetSource(FileSource):
                 return _LOST
         return super().skip_file()
 
-    def _rescue(self, block: Block, groups: _Groups) -> Decoded:
+    def _rescue(self, block: Block, groups: RowGroups) -> Decoded:
         """Of each row group the rows before the damage."""
         good: list[pa.RecordBatch] = []
         rejected: list[Rejected] = []
@@ -180,195 +229,6 @@ class ParquetSource(FileSource):
 
 def _numbers(kept: npt.NDArray[np.int64] | None) -> tuple[int, ...] | None:
     return None if kept is None else tuple(kept.tolist())
-
-
-@dataclass(frozen=True, slots=True)
-class _Groups:
-    """Row groups of a file that follow one another, from some row of the first on."""
-
-    path: Path
-    metadata: Any
-    numbers: tuple[int, ...]
-    skip: int
-    rows: int
-    nbytes: int
-    """Estimate of their size in memory."""
-    checksums: Checksums | None
-    pages: bool
-    """True to compare the page checksums."""
-    columns: list[str] | None
-
-    def read(self) -> pa.RecordBatch:
-        columns = self.columns
-        _check_groups(self.path, self.metadata, self.numbers, columns, self.checksums)
-        with pq.ParquetFile(
-            self.path, metadata=self.metadata, pre_buffer=False, page_checksum_verification=self.pages
-        ) as file:
-            pieces = list(
-                file.iter_batches(self.skip + self.rows, row_groups=self.numbers, columns=columns, use_threads=False)
-            )
-        whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        if whole.num_rows != self.skip + self.rows:
-            raise pa.ArrowInvalid(
-                f"row groups {self.numbers} hold {whole.num_rows} rows, and the footer has another number"
-            )
-        return whole.slice(self.skip)
-
-    def each(self) -> Iterator[_Groups]:
-        """One at a time."""
-        skip = self.skip
-        for number in self.numbers:
-            rows = self.metadata.row_group(number).num_rows
-            yield replace(self, numbers=(number,), skip=skip, rows=rows - skip)
-            skip = 0
-
-
-class _ParquetReader:
-    """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
-
-    def __init__(
-        self,
-        path: Path,
-        choose: Callable[[pa.Schema], list[str] | None],
-        piece_bytes: int,
-        checksums: Checksums | None,
-        *,
-        pages: bool,
-    ) -> None:
-        self._checksums, self._pages = checksums, pages and checksums is None
-        self._file = pq.ParquetFile(
-            path, buffer_size=_READ_AHEAD_BYTES, pre_buffer=False, page_checksum_verification=self._pages
-        )
-        self._path, self._columns, self._piece_bytes = path, choose(self._file.schema_arrow), piece_bytes
-        self._group = 0
-        self._skip = 0
-        self._left = 0
-        """Rows of the previous row group that were not delivered yet."""
-        self._row_bytes = 0.0
-        self._pieces: Iterator[pa.RecordBatch] = iter(())
-        self._pending: pa.RecordBatch | None = None
-
-    def skip(self, rows: int) -> int:
-        metadata = self._file.metadata
-        self._skip = min(rows, metadata.num_rows)
-        passed = self._skip
-        while self._group < metadata.num_row_groups and self._skip >= metadata.row_group(self._group).num_rows:
-            self._skip -= metadata.row_group(self._group).num_rows
-            self._group += 1
-        return passed
-
-    def next(self, max_rows: int) -> pa.RecordBatch | None:
-        while self._pending is None:
-            piece = next(self._pieces, None)
-            if piece is None:
-                if self._left:
-                    raise pa.ArrowInvalid(
-                        f"row group {self._group - 1} lacks {self._left} of the rows that the footer counts"
-                    )
-                if self._group == self._file.metadata.num_row_groups:
-                    return None
-                self._pieces = self._begin(self._group)
-                self._left = self._file.metadata.row_group(self._group).num_rows - self._skip
-                self._group += 1
-                continue
-            drop = min(self._skip, piece.num_rows)
-            self._skip -= drop
-            if piece.num_rows > drop:
-                self._pending = piece.slice(drop)
-        batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
-        self._pending = rest if rest.num_rows else None
-        self._left -= batch.num_rows
-        return batch
-
-    def rows_in(self, nbytes: int) -> int:
-        """About how many rows that many bytes are."""
-        return max(1, int(nbytes / max(1.0, self._row_bytes)))
-
-    def take_groups(self, max_bytes: int, whole_bytes: int) -> _Groups | None:
-        """The next row groups, if they need not be read in pieces: about `max_bytes` of them, and one at least."""
-        if self._left:
-            return None
-        metadata, first, skip = self._file.metadata, self._group, self._skip
-        rows = nbytes = 0
-        while self._group < metadata.num_row_groups:
-            more_rows, more_bytes = metadata.row_group(self._group).num_rows, self._size_of(self._group)
-            fits = rows + more_rows <= _MOST_ROWS and more_bytes <= whole_bytes
-            if not fits or (rows > skip and nbytes + more_bytes > max_bytes):
-                break
-            rows, nbytes = rows + more_rows, nbytes + more_bytes
-            self._group += 1
-        if rows <= skip:
-            self._group = first  # there may be empty ones, and reading in pieces passes over them
-            return None
-        self._skip = 0
-        numbers = tuple(range(first, self._group))
-        return _Groups(
-            self._path,
-            metadata,
-            numbers,
-            skip,
-            rows - skip,
-            nbytes,
-            checksums=self._checksums,
-            pages=self._pages,
-            columns=self._columns,
-        )
-
-    def held_bytes(self) -> int:
-        pending = self._pending
-        return pending.nbytes if pending is not None else 0
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _size_of(self, group: int) -> int:
-        """Size of a row group in memory: that in the file, or that of its rows by the ones seen before."""
-        metadata = self._file.metadata.row_group(group)
-        if self._columns is None:
-            encoded = metadata.total_byte_size
-        else:
-            encoded = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, self._columns))
-        if not self._row_bytes:
-            self._probe(group)
-        return max(int(encoded), int(self._row_bytes * metadata.num_rows))
-
-    def _probe(self, group: int) -> None:
-        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
-        probe = next(self._iterate(group, _PROBE_ROWS), None)
-        self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
-
-    def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
-        _check_groups(self._path, self._file.metadata, (group,), self._columns, self._checksums)
-        if not self._row_bytes:
-            self._probe(group)
-        rows = int(self._piece_bytes / max(1.0, self._row_bytes))
-        for piece in self._iterate(group, max(1, min(_MOST_ROWS, rows))):
-            self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
-            yield piece
-
-    def _iterate(self, group: int, rows: int) -> Iterator[Any]:
-        return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=True))
-
-
-def _chunks(group: Any, columns: list[str] | None) -> Iterator[Any]:
-    """The column chunks of a row group that hold these columns, or all."""
-    tops = None if columns is None else tuple(f"{name}." for name in columns)
-    for chunk in map(group.column, range(group.num_columns)):
-        if tops is None or f"{chunk.path_in_schema}.".startswith(tops):
-            yield chunk
-
-
-def _check_groups(
-    path: Path, metadata: Any, numbers: Sequence[int], columns: list[str] | None, checksums: Checksums | None
-) -> None:
-    """Compare the bytes of row groups with their checksums before anything is made of them."""
-    if checksums is None:
-        return
-    with open(path, "rb", buffering=0) as file:
-        for number in numbers:
-            for chunk in _chunks(metadata.row_group(number), columns):
-                first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
-                checksums.check(file, first, first + chunk.total_compressed_size)
 
 
 _FILE_MAGIC = b"ARROW1\0\0"
@@ -407,27 +267,28 @@ class ArrowSource(FileSource):
     def fit_budget(self, nbytes: int) -> None:
         """Map batches that are large against the memory there is."""
         self._copied_bytes = min(_COPIED_BYTES, nbytes // 16)
+        self.read_ahead_bytes = window_for(nbytes)
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         reader = _ArrowReader(path, verify=self._verify)
         reader.close()
         return project(reader.schema, self._list.partitions.stored(self._columns, reader.schema.names), str(path))
 
-    def _file_rows(self, path: Path) -> int | None:
+    def _file_rows(self, path: InputFile) -> int | None:
         reader = _ArrowReader(path, verify=self._verify)
         try:
             return reader.rows()
         finally:
             reader.close()
 
-    def _open(self, path: Path) -> OpenedFile:
-        return _ArrowReader(path, verify=self._verify, copied_bytes=self._copied_bytes)
+    def _open(self, path: InputFile) -> OpenedFile:
+        return _ArrowReader(path, verify=self._verify, copied_bytes=self._copied_bytes, window=self.read_ahead_bytes)
 
 
 class _ArrowReader:
     """One open file of either kind."""
 
-    def __init__(self, path: Path, *, verify: bool, copied_bytes: int = 0) -> None:
+    def __init__(self, path: InputFile, *, verify: bool, copied_bytes: int = 0, window: int = WINDOW_BYTES) -> None:
         self._path, self._verify, self._copied_bytes = path, verify, copied_bytes
         self._checksums: Checksums | None = None
         self._pending: pa.RecordBatch | None = None
@@ -435,6 +296,8 @@ class _ArrowReader:
         """Resource to close: a mapping, or a stream of decompressed bytes."""
         if split_suffix(path)[1]:
             self._ipc, self._random = self._open_compressed(path), False
+        elif isinstance(path, RemoteFile):
+            self._ipc = self._open_remote(path, window)
         else:
             mapped = self._file = MappedFile(path)
             head = mapped.buffer(0, min(len(mapped), len(_FILE_MAGIC))).to_pybytes()
@@ -471,7 +334,8 @@ class _ArrowReader:
     def held_bytes(self) -> int:
         pending = self._pending
         mapped = isinstance(self._file, MappedFile)  # which is the system's to keep
-        return pending.nbytes if pending is not None and not mapped else 0
+        ahead = self._file.held_bytes if isinstance(self._file, RangeFile) else 0
+        return ahead + (pending.nbytes if pending is not None and not mapped else 0)
 
     def close(self) -> None:
         # Batches that are still in use keep the mapping alive by reference; this only drops our own.
@@ -479,7 +343,15 @@ class _ArrowReader:
         self._batches = iter(())
         self._file.close()
 
-    def _open_compressed(self, path: Path) -> Any:
+    def _open_remote(self, path: RemoteFile, window: int) -> Any:
+        ranges = self._file = RangeFile(path, window)
+        self._random = bytes(ranges.read_at(0, len(_FILE_MAGIC))) == _FILE_MAGIC
+        if self._verify and self._random:
+            self._checksums = read_checksums(path, ARROW_TAIL)
+        file = pa.PythonFile(ranges, mode="r")
+        return pa.ipc.open_file(file) if self._random else pa.ipc.open_stream(file)
+
+    def _open_compressed(self, path: InputFile) -> Any:
         # The file format is the stream format with a header and a footer.
         head = memoryview(bytearray(len(_FILE_MAGIC)))
         begin = 0
@@ -514,6 +386,8 @@ class _ArrowReader:
     def _all_batches(self) -> Iterator[pa.RecordBatch]:
         if self._verify and isinstance(self._file, MappedFile):
             self._copy_batches()
+        if isinstance(self._file, RangeFile):
+            self._file.stream()
         checksums = self._checksums
         if not self._random:
             for batch in self._ipc:
@@ -535,6 +409,8 @@ class _ArrowReader:
         low, high = checksums.segment(number)
         if isinstance(self._file, MappedFile):
             checksums.check_data(number, self._file.buffer(low, high - low))
+        elif isinstance(self._file, RangeFile):
+            checksums.check_data(number, self._file.read_at(low, high))
         else:
             with open(self._path, "rb", buffering=0) as file:
                 checksums.check(file, low, high)

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, ClassVar, Protocol
 from urllib.parse import unquote
 
@@ -22,7 +21,10 @@ import xxhash
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.checksums import FileStamps
 from penstock.files.compression import inflate
+from penstock.files.filesystems import is_access_error, shown
 from penstock.files.listing import FoundFiles, PathLike, list_files, names_of
+from penstock.files.ranges.read_ahead import WINDOW_BYTES
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.files.states import Fields, StateFormat, check_fields
 from penstock.pipeline.stages import Origin, Source, State
 
@@ -33,7 +35,7 @@ _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 class Partitions:
     """Partition columns: values of rows that the names of their directories hold."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
+    def __init__(self, files: Sequence[InputFile]) -> None:
         folders = files.partitions if isinstance(files, FoundFiles) else []
         self._values = {str(file): _parsed(parts, file) for file, parts in zip(files, folders) if parts}
         names = dict.fromkeys(name for values in self._values.values() for name in values)
@@ -62,7 +64,7 @@ class Partitions:
                 schema = schema.append(field)
         return schema if columns is None else pa.schema([schema.field(name) for name in columns])
 
-    def filled(self, batch: pa.RecordBatch, path: str | Path, wanted: pa.Schema) -> pa.RecordBatch:
+    def filled(self, batch: pa.RecordBatch, path: str | InputFile, wanted: pa.Schema) -> pa.RecordBatch:
         """Rows of a file with those of its directories' columns that are `wanted`.
 
         What the file itself has in such a column must be the same, or null, which is then filled.
@@ -87,7 +89,7 @@ class Partitions:
         return ", ".join(f"{name}={text}" for name, text in next(iter(self._values.values())).items())
 
 
-def _parsed(folders: Sequence[str], file: Path) -> dict[str, str | None]:
+def _parsed(folders: Sequence[str], file: InputFile) -> dict[str, str | None]:
     values: dict[str, str | None] = {}
     for folder in folders:
         name, _, text = folder.partition("=")
@@ -99,7 +101,7 @@ def _parsed(folders: Sequence[str], file: Path) -> dict[str, str | None]:
     return values
 
 
-def _scalar(text: str | None, kind: pa.DataType, name: str, path: str | Path) -> pa.Scalar:
+def _scalar(text: str | None, kind: pa.DataType, name: str, path: str | InputFile) -> pa.Scalar:
     if text is None:
         return pa.scalar(None, kind)
     try:
@@ -111,7 +113,7 @@ def _scalar(text: str | None, kind: pa.DataType, name: str, path: str | Path) ->
         ) from error
 
 
-def _agreed(column: pa.Array, text: str | None, name: str, path: str | Path) -> pa.Array:
+def _agreed(column: pa.Array, text: str | None, name: str, path: str | InputFile) -> pa.Array:
     """The column of the file, with null filled; every other value must be that of the directory."""
     if column.null_count == len(column) and text is None:
         return column
@@ -139,14 +141,14 @@ class FileList:
         self._paths: list[PathLike] = [paths] if single else list(paths)  # type: ignore[arg-type, list-item]
         self._listed = paths if isinstance(paths, FoundFiles) else None
         self._suffixes = suffixes
-        self._found: list[Path] | None = None
+        self._found: list[InputFile] | None = None
         self._heads: dict[int, list[int | str]] = {}
         self._sizes: dict[int, int] = {}
         self.stamps = FileStamps()
         """Of the files that were opened since the source began at its first row."""
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[InputFile]:
         if self._found is None:
             self._found = self._listed if self._listed is not None else list_files(self._paths, self._suffixes)
         return self._found
@@ -166,21 +168,27 @@ class FileList:
 
     def state(self, number: int) -> State:
         """Part of a saved position that identifies the file."""
+        etag = self._etag(number)
         return {
             "files": len(self.files),
             "file": number,
             "path": self.name(number),
-            "head": self._head(number),
+            "head": self._head(number) if etag is None else None,
             "size": self._size(number),
+            **({} if etag is None else {"etag": etag}),
         }
+
+    def _etag(self, number: int) -> str | None:
+        """ETag of a remote file, which stands for its content."""
+        file = self.files[number] if number < len(self.files) else None
+        return file.etag if isinstance(file, RemoteFile) else None
 
     def _head(self, number: int) -> list[int | str] | None:
         """Number of first bytes (4096 at most) and their hash: a rewritten file differs, a file that grew does not."""
         if number >= len(self.files):
             return None
         if number not in self._heads:
-            with open(self.files[number], "rb") as file:
-                data = file.read(_HEAD_BYTES)
+            data = _first_bytes(self.files[number], _HEAD_BYTES)
             self._heads[number] = [len(data), xxhash.xxh3_64_hexdigest(data)]
         return self._heads[number]
 
@@ -207,17 +215,28 @@ class FileList:
             )
         if number < count and state["head"] is not None:
             size, digest = _head_of(state["head"])
-            with open(self.files[number], "rb") as file:
-                data = file.read(size)
-            if xxhash.xxh3_64_hexdigest(data) != digest:
+            if xxhash.xxh3_64_hexdigest(_first_bytes(self.files[number], size)) != digest:
                 raise ResumeError(
                     f"{self.files[number]} is not the file the state was saved in: it begins with other bytes now; "
                     "restore it, or start without the state"
                 )
+        self._check_etag(number, state)
         if number < count and state["size"] is not None and (now := self.files[number].stat().st_size) < state["size"]:
             raise ResumeError(
                 f"{self.files[number]} has {now} bytes and had {state['size']} when the state was saved, so rows of it "
                 "are gone; restore it, or start without the state"
+            )
+
+    def _check_etag(self, number: int, state: State) -> None:
+        """Refuse an object that was replaced; a copy on disk must have the same size."""
+        if (was := state.get("etag")) is None or number >= len(self.files):
+            return
+        file, etag = self.files[number], self._etag(number)
+        if etag != was if etag is not None else file.stat().st_size != state["size"]:
+            raise ResumeError(
+                f"{file} is not the file the state was saved in: "
+                + (f"its ETag is {etag} now and was {was}" if etag is not None else f"it had {state['size']} bytes")
+                + "; restore it, or start without the state"
             )
 
     def bytes_before(self, number: int) -> int:
@@ -231,7 +250,14 @@ class FileList:
     def __str__(self) -> str:
         if len(self._paths) > 2:
             return f"{len(self._paths)} paths"
-        return ", ".join(repr(str(path)) for path in self._paths)
+        return ", ".join(repr(shown(str(path))) for path in self._paths)
+
+
+def _first_bytes(file: InputFile, size: int) -> bytes:
+    if isinstance(file, RemoteFile):
+        return bytes(file.read_range(0, size))
+    with open(file, "rb") as opened:
+        return opened.read(size)
 
 
 PLACE: Fields = {"files": (int,), "file": (int,), "path": (str, None), "head": (list, None), "size": (int, None)}
@@ -326,23 +352,25 @@ class FileSource(Source):
         self._row = 0
         self._opened: OpenedFile | None = None
         self._origin: Origin | None = None
+        self.read_ahead_bytes = WINDOW_BYTES
+        """Most bytes of a remote file that are requested ahead."""
 
     # -- implemented by formats ---------------------------------------------------------------------------------------
 
-    def _open(self, path: Path) -> OpenedFile:
+    def _open(self, path: InputFile) -> OpenedFile:
         raise NotImplementedError(type(self).__name__)
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         raise NotImplementedError(type(self).__name__)
 
-    def _file_rows(self, path: Path) -> int | None:
+    def _file_rows(self, path: InputFile) -> int | None:
         """Rows in a file, if that is known without reading it."""
         raise NotImplementedError(type(self).__name__)
 
     # -- a source ----------------------------------------------------------------------------------------------------
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[InputFile]:
         """The files this source reads, in order."""
         return self._list.files
 
@@ -353,12 +381,12 @@ class FileSource(Source):
             self._schema = self._common_schema()
         return self._schema
 
-    def shaped(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+    def shaped(self, batch: pa.RecordBatch, path: InputFile) -> pa.RecordBatch:
         """Rows of one file with the columns and types of all files, and what its directories stand for."""
         return _shaped(self._list.partitions.filled(batch, path, self.schema), self.schema, path)
 
     def rows_of(
-        self, batch: pa.RecordBatch, path: Path, row: int
+        self, batch: pa.RecordBatch, path: InputFile, row: int
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]:
         """Rows of one file from `row` on, shaped, and the numbers of those that count, from 0; None: all of them."""
         return self.shaped(batch, path), None
@@ -431,17 +459,17 @@ class FileSource(Source):
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
-    def _is_passed(self, path: Path) -> bool:
+    def _is_passed(self, path: InputFile) -> bool:
         return self._allow_empty and not path.stat().st_size
 
-    def _passes_over(self, path: Path) -> bool:
+    def _passes_over(self, path: InputFile) -> bool:
         """True after going on to the next file, because this one has no bytes and may have none."""
         if self._opened is not None or not self._is_passed(path):
             return False
         self._advance()
         return True
 
-    def _here(self, path: Path) -> OpenedFile:
+    def _here(self, path: InputFile) -> OpenedFile:
         if self._opened is None:
             self._list.stamps.note(path)
             opened = self._open(path)
@@ -454,7 +482,7 @@ class FileSource(Source):
                 )
         return self._opened
 
-    def _finish(self, path: Path) -> None:
+    def _finish(self, path: InputFile) -> None:
         """The end of a file: it has to be the one whose beginning was read."""
         self._list.stamps.check(path)
         self._advance()
@@ -464,9 +492,9 @@ class FileSource(Source):
         self._file, self._row = self._file + 1, 0
 
     @cached_property
-    def _file_schemas(self) -> list[tuple[Path, pa.Schema]]:
+    def _file_schemas(self) -> list[tuple[InputFile, pa.Schema]]:
         """Schema of each file that can be read; damage is reported in its place, when the rows are read."""
-        found: list[tuple[Path, pa.Schema]] = []
+        found: list[tuple[InputFile, pa.Schema]] = []
         for path in self.files:
             try:
                 self._list.stamps.note(path)
@@ -504,8 +532,8 @@ class FileSource(Source):
             schema = _unified(schema, here, path)
         return self._list.partitions.completed(schema if schema is not None else pa.schema([]), self._columns)
 
-    def _damaged(self, error: Exception, path: Path, row: int) -> Exception:
-        if isinstance(error, OSError) and error.errno is not None:
+    def _damaged(self, error: Exception, path: InputFile, row: int) -> Exception:
+        if is_access_error(error):
             return error  # missing, permission denied: the system's own message is clear
         self._list.stamps.check(path)
         if not path.stat().st_size:
@@ -517,7 +545,7 @@ class FileSource(Source):
         return f"{type(self).__name__}({self._list}{''.join(options)})"
 
 
-def _unified(schema: pa.Schema | None, here: pa.Schema, path: Path) -> pa.Schema:
+def _unified(schema: pa.Schema | None, here: pa.Schema, path: InputFile) -> pa.Schema:
     """One schema for the files so far; categories and plain values of one type are plain values."""
     if schema is None:
         return here
@@ -541,7 +569,7 @@ def _without_dictionary(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def _shaped(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+def _shaped(batch: pa.RecordBatch, schema: pa.Schema, path: InputFile) -> pa.RecordBatch:
     """A file's batch with the columns and types of all files, and without its metadata."""
     columns = []
     for field in schema:

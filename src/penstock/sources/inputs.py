@@ -15,12 +15,13 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.files.checksums import FileFingerprint, fingerprint_files
-from penstock.files.listing import PathLike, as_paths, is_database
+from penstock.files.listing import PathLike, as_paths, service_of
 from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
-from penstock.sources.lakes import lake_among
+from penstock.sources.lakes.lookup import lake_among
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
+from penstock.sources.services import open_service
 from penstock.sources.sql import SqlSource
 from penstock.sources.tables import kind_of, refuse_splits
 
@@ -40,15 +41,17 @@ _EXPECTED = (
 
 
 def as_input(data: Input) -> list[PathLike] | Any:
-    """Paths as a list, and a table of a lake or anything else as a source. Neither files nor rows are opened.
+    """Paths as a list, and tables of lakes, URLs of databases and brokers, and other data as a source of its rows.
+
+    Nothing is opened.
 
     Tables, frames and datasets are read where they are. An iterator, a reader of record batches, and an
     `IterableDataset` are read row by row, from the beginning each time.
     """
     if (paths := as_paths(data)) is not None:
         return lake_among(paths) or paths
-    if is_database(data):
-        return SqlSource(data)
+    if (url := service_of(data)) is not None:
+        return open_service(url)
     if hasattr(data, "next_batch"):
         return data
     kind = kind_of(data)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.files.listing import PathLike
+from penstock.files.ranges.remote_file import InputFile
+from penstock.files.remote import local_copy
 from penstock.pipeline.stages import Source
 from penstock.sources.file_source import FileSource
 
@@ -19,7 +20,7 @@ class PluginFiles(FileSource):
     """Rows of files that a plugin's source reads: any class with `next_batch`, made with the path of one file.
 
     The first batch of a file shows its columns, unless the source has a `schema`. Resuming, and another place in a
-    file, pass over the rows before it.
+    file, pass over the rows before it. Of remote files the plugin gets local copies.
     """
 
     def __init__(
@@ -28,17 +29,17 @@ class PluginFiles(FileSource):
         super().__init__(paths, allow_empty=allow_empty)
         self._make = make
 
-    def _open(self, path: Path) -> _PluginReader:
-        return _PluginReader(self._make([path]))
+    def _open(self, path: InputFile) -> _PluginReader:
+        return _PluginReader(self._make([local_copy(path)]))
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         reader = self._open(path)
         try:
             return reader.schema()
         finally:
             reader.close()
 
-    def _file_rows(self, path: Path) -> int | None:
+    def _file_rows(self, path: InputFile) -> int | None:
         return None
 
     def __repr__(self) -> str:

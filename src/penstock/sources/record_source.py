@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -22,6 +21,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.listing import PathLike
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RemoteReadAhead, window_for
+from penstock.files.ranges.remote_file import InputFile
 from penstock.files.states import StateFormat
 from penstock.memory.budget import parse_bytes
 from penstock.memory.pool import BufferPool
@@ -71,6 +72,8 @@ class RecordSource(Source):
         self._shown = {"columns": self._columns, **shown}
         self._pool = BufferPool(_POOL_BYTES)
         self._scan_bytes = _SCAN_BYTES
+        self.read_ahead_bytes = WINDOW_BYTES
+        """Most bytes of remote files that are requested ahead."""
         self._layouts: dict[int, FileLayout] = {}
         self._mark: str | None = None
         """The schema the scan found, as the state keeps it."""
@@ -111,7 +114,7 @@ class RecordSource(Source):
     # -- a source ----------------------------------------------------------------------------------------------------
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[InputFile]:
         """The files this source reads, in order."""
         return self._list.files
 
@@ -136,7 +139,7 @@ class RecordSource(Source):
         layout = self._layout(number)
         return layout.cutter.newline_ends and not layout.begin
 
-    def reader_of(self, number: int, place: BlockPosition) -> BlockReader:
+    def reader_of(self, number: int, place: BlockPosition, ahead: RemoteReadAhead | None = None) -> BlockReader:
         """A reader of one file alone, which it calls file 0; an empty file has no records."""
         return BlockReader(
             self.files[number : number + 1],
@@ -146,6 +149,7 @@ class RecordSource(Source):
             allow_empty=True,
             place=place,
             stamps=self._list.stamps,
+            ahead=ahead,
         )
 
     def next_block(self, max_bytes: int) -> Block | None:
@@ -212,6 +216,7 @@ class RecordSource(Source):
         """Smaller pieces to scan, and fewer buffers to keep, if there is less memory."""
         self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 32))
         self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
+        self.read_ahead_bytes = window_for(2 * nbytes)
 
     def memory_usage(self) -> int:
         reader, pending = self._reader, self._pending
@@ -296,6 +301,7 @@ class RecordSource(Source):
             allow_empty=self._allow_empty,
             place=place,
             stamps=self._list.stamps,
+            ahead=RemoteReadAhead(self.files, self.read_ahead_bytes),
         )
 
     def _layout(self, number: int) -> FileLayout:

@@ -10,7 +10,6 @@ Older releases also wrote an index mapping: the rows of the data in another orde
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import orjson
@@ -18,6 +17,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.listing import FoundFiles
+from penstock.files.ranges.remote_file import InputFile
+from penstock.files.remote import local_copy
 from penstock.sources.memory import MemorySource
 from penstock.sources.tables import Rows, readable
 
@@ -47,7 +48,7 @@ def data_files(files: FoundFiles) -> FoundFiles:
     return FoundFiles([file for _, file in chosen], files.base, [folder for (folder, _), _ in chosen])
 
 
-def has_mapping(files: Sequence[Path]) -> bool:
+def has_mapping(files: Sequence[InputFile]) -> bool:
     """True if some of the Arrow files are the index mapping of a saved dataset."""
     return any(file.name.startswith(_COLUMN) and _is_mapping(_mapped(file)) for file in files)
 
@@ -57,8 +58,8 @@ class SavedDatasetSource(MemorySource):
 
     suffixes: ClassVar[tuple[str, ...]] = (".arrow",)
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        tables = [_mapped(Path(file)) for file in files]
+    def __init__(self, files: Sequence[InputFile]) -> None:
+        tables = [_mapped(file) for file in files]
         data = pa.concat_tables([table for table in tables if not _is_mapping(table)])
         order = pa.concat_tables([table for table in tables if _is_mapping(table)])
         super().__init__(data)
@@ -85,14 +86,15 @@ def _is_mapping(table: pa.Table) -> bool:
     return bool(table.column_names == [_COLUMN])
 
 
-def _mapped(file: Path) -> pa.Table:
+def _mapped(file: InputFile) -> pa.Table:
+    """A table in a mapped file; of a remote one, in its local copy."""
     try:
-        return pa.ipc.open_stream(pa.memory_map(str(file))).read_all()
+        return pa.ipc.open_stream(pa.memory_map(str(local_copy(file)))).read_all()
     except pa.ArrowException as error:
         raise DataError(f"it is no Arrow stream, as save_to_disk writes it: {error}", file=str(file)) from error
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: InputFile) -> dict[str, Any]:
     try:
         found = orjson.loads(file.read_bytes())
     except orjson.JSONDecodeError as error:

@@ -9,7 +9,8 @@ Lines (text, JSON Lines) are cut by bytes: a line belongs to the split in which 
 between row groups, Arrow files between record batches, a token store between any two rows of a shard. A compressed
 file, and one whose records cannot be found from the middle (CSV, JSON), is one split; it is still read piece by
 piece. Of Parquet and Arrow files the footers are read, of all others nothing but their sizes. Tables in memory are cut
-between any two rows; a source that can only be read from its beginning on is one split.
+between any two rows, logs of messages between partitions; a source that can only be read from its beginning on is one
+split.
 """
 
 from __future__ import annotations
@@ -18,17 +19,18 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from penstock.errors import ConfigError, DataError
 from penstock.files.compression import open_input
+from penstock.files.filesystems import is_access_error
 from penstock.files.listing import split_suffix
+from penstock.files.ranges.read_ahead import RemoteReadAhead, parquet_metadata
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.files.records import first_newline
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Origin, Rejected
@@ -36,6 +38,7 @@ from penstock.sources.blocks import BlockPosition, BlockReader, RecordSpans
 from penstock.sources.columnar import ArrowSource, ParquetSource
 from penstock.sources.file_source import FileSource, OpenedFile
 from penstock.sources.jsonl import JsonlSource
+from penstock.sources.logs.base import LogSource, OpenedPartition
 from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.sql import RangedRows, SqlSource
@@ -115,6 +118,8 @@ def input_files(source: Any) -> list[tuple[str, int]]:
         return [(_IN_MEMORY, source.nbytes)]
     if isinstance(source, SqlSource) and source.has_key:
         return [(source.name, max(1, source.nbytes))]
+    if isinstance(source, LogSource):
+        return [(source.partition_name(index), 1) for index in range(source.partition_count)]  # sizes are not known
     if not isinstance(source, RecordSource | FileSource):
         return [(repr(source), 1)]  # its size is not known
     return [(str(path), path.stat().st_size) for path in source.files]
@@ -140,7 +145,7 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
         each = max(1, source.nbytes // max(1, bounds.rows))
         return [InputSplit(0, low, high, (high - low) * each) for low, high in pairwise(ends)]
     if not has_files(source):
-        return [InputSplit(0, 0, None, 1)]
+        return [InputSplit(number, 0, None, size) for number, (_, size) in enumerate(files)]
     numbers = [number for number, (_, size) in enumerate(files) if size]
     if isinstance(source, ParquetSource | ArrowSource):
         groups = _row_groups if isinstance(source, ParquetSource) else _record_batches
@@ -157,6 +162,8 @@ def split_input(source: Any, target_bytes: int) -> list[InputSplit]:
 
 def open_split(source: Any, split: InputSplit, at: int = 0) -> SplitReader:
     """A reader of one split, from `at` on: an earlier `SplitReader.at`."""
+    if isinstance(source, LogSource):
+        return _LogReader(source, split, at)
     return _LineReader(source, split, at) if isinstance(source, RecordSource) else _RowReader(source, split, at)
 
 
@@ -190,18 +197,20 @@ def _joined(number: int, groups: Sequence[tuple[int, int]] | None, size: int, ta
     return found
 
 
-def _row_groups(path: Path) -> list[tuple[int, int]] | None:
+def _row_groups(path: InputFile) -> list[tuple[int, int]] | None:
     try:
-        metadata = pq.read_metadata(path)
-    except _DAMAGED:
+        metadata = parquet_metadata(path)
+    except _DAMAGED as error:
+        if isinstance(path, RemoteFile) and is_access_error(error):
+            raise  # other splits than before would be found without it
         return None  # reported when it is read
     groups = map(metadata.row_group, range(metadata.num_row_groups))
     return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def _record_batches(path: Path) -> list[tuple[int, int]] | None:
-    """None for streams, and for compressed files, which list nothing."""
-    if split_suffix(path)[1]:
+def _record_batches(path: InputFile) -> list[tuple[int, int]] | None:
+    """None for streams, for compressed files, which list nothing, and for remote ones, where each is a request."""
+    if split_suffix(path)[1] or isinstance(path, RemoteFile):
         return None
     try:
         with pa.memory_map(str(path)) as file:
@@ -222,12 +231,14 @@ class _LineReader:
     def __init__(self, source: RecordSource, split: InputSplit, at: int) -> None:
         self._source, self._split, self._at = source, split, at
         self._path = source.files[split.file]
+        self._ahead = RemoteReadAhead([self._path], source.read_ahead_bytes, until=split.stop)
         self._reader: BlockReader | None = None
         self._data = pa.py_buffer(b"")
         self._first = 0
         """Offset of the data in the file."""
         self._starts = self._stops = np.empty(0, np.int64)
         self._used = 0
+        self._wanted = _READ_BYTES
 
     @property
     def at(self) -> int:
@@ -237,6 +248,7 @@ class _LineReader:
         parts: list[pa.Buffer] = []
         records = nbytes = 0
         first = self._split.start + self._at
+        self._wanted = self._ahead.first_bytes = max_bytes + _LOOK_BYTES
         while records < max_records and nbytes < max_bytes:
             try:
                 if not self._load():
@@ -286,6 +298,7 @@ class _LineReader:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._ahead.close()
 
     def _load(self) -> bool:
         """True if a record is left; reads more if needed."""
@@ -296,7 +309,8 @@ class _LineReader:
             return False
         assert self._reader is not None
         here = self._reader.place
-        left = _READ_BYTES if stop is None else min(_READ_BYTES, stop - here.offset)
+        most = min(_READ_BYTES, self._wanted) if isinstance(self._path, RemoteFile) else _READ_BYTES
+        left = most if stop is None else min(most, stop - here.offset)
         if here.file or left <= 0:
             self.close()
             return False
@@ -323,13 +337,14 @@ class _LineReader:
                 return False
             begin = found
         self._at = begin - self._split.start
-        self._reader = self._source.reader_of(self._split.file, BlockPosition(0, begin))
+        self._reader = self._source.reader_of(self._split.file, BlockPosition(0, begin), self._ahead)
         return True
 
     def _first_line(self) -> int | None:
         """Start of the first line of the split: after the first newline at or after the byte before it."""
         start, stop = self._split.start, self._split.stop
-        reader = open_input(self._path, start - 1)
+        remote = isinstance(self._path, RemoteFile)
+        reader: Any = self._ahead.open(0, start - 1) if remote else open_input(self._path, start - 1)
         try:
             at, scratch = start - 1, np.empty(_LOOK_BYTES, np.uint8)
             while (stop is None or at < stop - 1) and (got := reader.readinto(memoryview(scratch))):  # type: ignore[arg-type]
@@ -421,6 +436,42 @@ class _RowReader:
         if not isinstance(self._source, FileSource):
             return error
         return self._source._damaged(error, self._source.files[self._split.file], row)
+
+
+class _LogReader:
+    """Messages of one partition of a log. Places are offsets; `at` is the next offset plus 1."""
+
+    by_bytes = False
+
+    def __init__(self, source: LogSource, split: InputSplit, at: int) -> None:
+        self._source, self._split, self._at = source, split, at
+        self._opened: OpenedPartition | None = None
+
+    @property
+    def at(self) -> int:
+        return self._at
+
+    def cut(self, max_records: int, max_bytes: int) -> RecordRun | None:
+        if self._opened is None:
+            self._opened = self._source.open_partition(self._split.file, self._at)
+        messages = self._opened.take(max_records, max_bytes)
+        if not len(messages):
+            self.close()
+            return None
+        self._at = messages.following + 1
+        return RecordRun(messages, len(messages), max(1, messages.nbytes), self._opened.place(messages.offsets[0]))
+
+    def decode(self, cut: RecordRun) -> SplitRows:
+        assert self._opened is not None
+        return SplitRows(*self._opened.decode(cut.data))
+
+    def skip_bad(self) -> str:
+        raise NotImplementedError("bad messages are found when they are decoded")
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
 
 
 def _open_rows(source: Any, number: int) -> OpenedFile:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -24,10 +24,11 @@ from penstock.errors import DataError
 from penstock.files.cache import default_cache_directory
 from penstock.files.objects import PART_BYTES, ChangedObjectError, ObjectInfo
 from penstock.files.part_cache import DamagedPartError, PartCache
-from penstock.pipeline.fetch_pool import FetchPool
+from penstock.pipeline.prefetch import FetchPool
 from penstock.store.home import BucketHome
 from penstock.store.manifest import SHARDS, Manifest, ShardEntry
 from penstock.store.piece_sums import PieceSums
+from penstock.store.piece_values import HEAD_BYTES, find_values
 from penstock.store.shards import Unchanging
 
 log = logging.getLogger(__name__)
@@ -85,22 +86,26 @@ class BucketShards:
                     )
         self._objects = found
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that were requested ahead and not used yet."""
-        return self._pool.waiting_bytes
-
     def lengths(self, number: int) -> npt.NDArray[np.int32]:
         """Tokens of each row of a shard, as a view of its index."""
         return self.layout(number).lengths
 
-    def request(self, pieces: Iterable[tuple[int, int]]) -> None:
-        """Begin to fetch pieces of shards, given as (shard, piece), unless they are in the cache."""
+    def request(self, pieces: Iterable[tuple[int, int]]) -> int:
+        """Begin to fetch pieces of shards, given as (shard, piece), unless they are in the cache; the bytes of all."""
         wanted = list(pieces)
         self.fetch_layouts({shard for shard, _ in wanted})
+        total = 0
         for part in {self.part(shard, piece) for shard, piece in wanted}:
-            if not self.cache.has(part.name, part.stop - part.start):
-                self._pool.request(part.name, part.stop - part.start, partial(self._get, part))
+            nbytes = part.stop - part.start
+            total += nbytes
+            if not self.cache.has(part.name, nbytes):
+                self._pool.request(part.name, nbytes, partial(self._get, part))
+        return total
+
+    def has(self, shard: int, piece: int) -> bool:
+        """True if a piece is in the cache."""
+        part = self.part(shard, piece)
+        return self.cache.has(part.name, part.stop - part.start)
 
     def fetch_layouts(self, numbers: Iterable[int]) -> None:
         """Fetch what says where the pieces of shards are, of several shards at once."""
@@ -114,6 +119,10 @@ class BucketShards:
                 self._pool.request(part.name, part.stop - part.start, partial(self._get, part))
         for number in missing:
             self.layout(number)
+
+    def known_layout(self, number: int) -> ShardLayout | None:
+        """The same, if it was fetched already."""
+        return self._layouts.get(number)
 
     def layout(self, number: int) -> ShardLayout:
         """Places of the pieces of a shard."""
@@ -139,6 +148,52 @@ class BucketShards:
         if layout.sums is None:
             return pa.ipc.open_file(pa.BufferReader(data)).get_batch(piece)
         return pa.ipc.read_record_batch(data, self.manifest.schema)
+
+    @property
+    def has_sums(self) -> bool:
+        """True if the places of all pieces are known without fetching whole shards."""
+        return all(entry.sums_file in self._objects for entry in self.manifest.shards)
+
+    def read_ranges(self, number: int, ranges: Sequence[tuple[int, int]]) -> list[Any]:
+        """Ranges of a shard, past the cache and without checksums."""
+        file = self.manifest.shards[number].file
+        with self._naming(file):
+            key, etag = self.home.key(file), self._objects[file].etag
+            found = self.home.bucket.read_ranges(key, ranges, etag=etag, together_bytes=0)
+        self.cache.fetched_bytes += sum(stop - start for start, stop in ranges)
+        return found
+
+    def value_positions(self, number: int, column: str) -> npt.NDArray[np.int64]:
+        """Position in a shard of the first token of each piece. Kept in the cache: it takes a request a piece."""
+        sums = self.layout(number).sums
+        assert sums is not None
+        entry = self.manifest.shards[number]
+        name = f"{entry.name}.{xxhash.xxh3_64_hexdigest(column.encode())}.places"
+        data = self.cache.get(name, 8 * len(sums.pieces), lambda: [self._find_values(number, column).tobytes()])
+        return np.frombuffer(data, "<i8")
+
+    def _find_values(self, number: int, column: str) -> npt.NDArray[np.int64]:
+        entry, layout = self.manifest.shards[number], self.layout(number)
+        assert layout.sums is not None
+        pieces = [(start, length) for start, length, _ in layout.sums.pieces]
+        heads = self.read_ranges(number, [(start, start + min(HEAD_BYTES, length)) for start, length in pieces])
+        offsets: list[tuple[int, int]] = []
+        found: list[int] = []
+        for (start, length), head in zip(pieces, heads):
+
+            def read_more(size: int, start: int = start) -> Any:
+                return self.read_ranges(number, [(start, start + size)])[0]
+
+            try:
+                offset, values = find_values(head, length, self.manifest.schema, column, read_more)
+            except pa.ArrowException as error:
+                raise self._damaged(entry.file, str(error)) from error
+            found.append(start + values)
+            if offset >= 0:
+                offsets.append((start + offset, start + offset + 4))
+        if any(any(bytes(first)) for first in self.read_ranges(number, offsets)):
+            raise self._damaged(entry.file, "rows do not begin at their first value")
+        return np.array(found, "<i8")
 
     def verify(self) -> None:
         """Compare the checksums of all objects; reads all of them, and keeps none."""
@@ -207,14 +262,20 @@ class BucketShards:
 
     def _chunks(self, part: ObjectPart) -> Iterator[Any]:
         info, key = self._objects[part.file], self.home.key(part.file)
-        try:
+        with self._naming(part.file):
             for start in range(part.start, part.stop, PART_BYTES):
                 yield self.home.bucket.read(key, start, min(start + PART_BYTES, part.stop), etag=info.etag)
+
+    @contextmanager
+    def _naming(self, file: str) -> Iterator[None]:
+        """Say of an object that is another one now what that means for a store."""
+        try:
+            yield
         except ChangedObjectError as error:
             raise ChangedObjectError(
                 "this shard was replaced or deleted in the bucket while the store was read, by another upload or by "
                 "pruning its version; open the store again, or restore the object",
-                file=self.home.place(part.file),
+                file=self.home.place(file),
             ) from error
 
     def _damaged(self, file: str, why: str) -> DataError:

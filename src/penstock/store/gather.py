@@ -11,7 +11,8 @@ in milliseconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from copy import copy
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -37,6 +38,8 @@ _SHORT_TOKENS = 48
 """Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""
 _MOST_MAPPED = 1 << 15
 """Pieces of stores in buckets that are mapped at a time: a system allows a process some 65,000 mappings."""
+_RELEASE_SECONDS = 10.0
+"""Time after which pieces that other processes have evicted are let go of."""
 
 
 class TokenTable:
@@ -50,15 +53,16 @@ class TokenTable:
             raise ValueError("a table of tokens needs at least one store")
         self.stores = tuple(stores)
         self.column, self.mask_column = self._columns()
-        self._entries = [(store, number) for store in stores for number in range(len(store.manifest.shards))]
-        entries = [store.manifest.shards[number] for store, number in self._entries]
-        self._row_starts = offsets_of([entry.rows for entry in entries])
-        self._token_starts = offsets_of([entry.tokens or 0 for entry in entries])
+        self.entries = [(store, number) for store in stores for number in range(len(store.manifest.shards))]
+        entries = [store.manifest.shards[number] for store, number in self.entries]
+        self.row_starts = offsets_of([entry.rows for entry in entries])
+        self.token_starts = offsets_of([entry.tokens or 0 for entry in entries])
         self._shards: dict[int, _Shard] = {}
         self.in_bucket = any(store.bucket is not None for store in stores)
         """True if parts of the rows have to be fetched."""
         self._checked = 0
         """Number of the shard to begin with when some of them are checked."""
+        self._evictions, self._released = 0, time.monotonic()
         self.dtype = self._dtype_of(self.column)
         self._memory = memory_as(self.dtype)
         mask = None if self.mask_column is None else stores[0].schema.field(self.mask_column).type.value_type
@@ -68,11 +72,11 @@ class TokenTable:
 
     @property
     def rows(self) -> int:
-        return int(self._row_starts[-1])
+        return int(self.row_starts[-1])
 
     @property
     def tokens(self) -> int:
-        return int(self._token_starts[-1])
+        return int(self.token_starts[-1])
 
     @property
     def masked(self) -> bool:
@@ -90,7 +94,7 @@ class TokenTable:
         """Tokens of some rows."""
         wanted = np.asarray(rows, np.int64)
         found = np.empty(len(wanted), np.int64)
-        for number, which, within in self._by_shard(wanted, self._row_starts, fetch=True):
+        for number, which, within in self._by_shard(wanted, self.row_starts, fetch=True):
             found[which] = self._shard(number).lengths[within]
         return found
 
@@ -98,9 +102,9 @@ class TokenTable:
         """The row that holds the n-th token of the table, and which of its tokens that is."""
         wanted = np.asarray(positions, np.int64)
         rows, starts = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
-        for number, which, within in self._by_shard(wanted, self._token_starts, fetch=True):
+        for number, which, within in self._by_shard(wanted, self.token_starts, fetch=True):
             found, starts[which] = self._shard(number).find_tokens(within)
-            rows[which] = found + self._row_starts[number]
+            rows[which] = found + self.row_starts[number]
         return rows, starts
 
     def locate(self, rows: Ints, starts: Ints, held: Held | None = None) -> Ints:
@@ -110,7 +114,7 @@ class TokenTable:
         returned before, is referred to.
         """
         places = np.empty(len(rows), np.int64)
-        found = self._by_shard(rows, self._row_starts, fetch=True)
+        found = self._by_shard(rows, self.row_starts, fetch=True)
         if self.in_bucket:
             self._request(found, held)
         for number, which, within in found:
@@ -120,7 +124,7 @@ class TokenTable:
     def locate_mask(self, rows: Ints, starts: Ints, held: Held | None = None) -> Ints:
         """The same for `copy_mask_from`; only for a table that has a mask."""
         places = np.empty(len(rows), np.int64)
-        found = self._by_shard(rows, self._row_starts, fetch=True)
+        found = self._by_shard(rows, self.row_starts, fetch=True)
         if self.in_bucket:
             self._request(found, held)
         for number, which, within in found:
@@ -130,15 +134,13 @@ class TokenTable:
             places[which] = mask.locate(within)
         return places + starts
 
-    def request(self, rows: Ints) -> None:
-        """Begin to fetch the pieces of rows that are in buckets, and not here yet."""
-        if self.in_bucket:
-            self._request(self._by_shard(rows, self._row_starts, fetch=True), None)
+    def by_shard(self, rows: Ints) -> list[tuple[int, Any, Ints]]:
+        """(shard, which of the rows are in it, their numbers in it) for every shard that is touched."""
+        return self._by_shard(rows, self.row_starts, fetch=True)
 
-    @property
-    def waiting_bytes(self) -> int:
-        """Bytes that were requested and are not used yet."""
-        return sum(store.bucket.waiting_bytes for store in self.stores if store.bucket is not None)
+    def request(self, rows: Ints) -> int:
+        """Begin to fetch the pieces of rows that are in buckets, and not here yet; the bytes of those not in use."""
+        return self._request(self._by_shard(rows, self.row_starts, fetch=True), None) if self.in_bucket else 0
 
     def copy(self, rows: Ints, starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
         """Copy tokens `starts[j]` to `starts[j] + lengths[j]` of row `rows[j]` to `out[at[j]:]`, for every part j."""
@@ -217,26 +219,28 @@ class TokenTable:
         found = self._split(numbers, starts) if len(numbers) else []
         if fetch and self.in_bucket:
             shards = self._shards
-            fresh = [self._entries[number] for number, _, _ in found if number not in shards]
+            fresh = [self.entries[number] for number, _, _ in found if number not in shards]
             for store in {id(store): store for store, _ in fresh if store.bucket is not None}.values():
                 assert store.bucket is not None
                 store.bucket.fetch_layouts([shard for other, shard in fresh if other is store])
         return found
 
-    def _request(self, found: list[tuple[int, Any, Ints]], held: Held | None) -> None:
+    def _request(self, found: list[tuple[int, Any, Ints]], held: Held | None) -> int:
         """Begin to fetch the pieces of rows of shards that have no address yet."""
+        nbytes = 0
         for store in self.stores:
             if store.bucket is None:
                 continue
             wanted: list[tuple[int, int]] = []
             for number, _, within in found:
-                if self._entries[number][0] is store:
-                    shard = self._entries[number][1]
+                if self.entries[number][0] is store:
+                    shard = self.entries[number][1]
                     tokens = self._shard(number, held).tokens
                     assert isinstance(tokens, _Flat)
                     wanted += [(shard, piece) for piece in tokens.missing(within)]
             if wanted:
-                store.bucket.request(wanted)
+                nbytes += store.bucket.request(wanted)
+        return nbytes
 
     def _split(self, numbers: Ints, starts: Ints) -> list[tuple[int, Any, Ints]]:
         low, high = int(numbers.min()), int(numbers.max())
@@ -263,7 +267,7 @@ class TokenTable:
 
     def _open_shard(self, number: int) -> _Shard:
         group = _GROUP_ROWS if self.rows < _MANY_ROWS else _MANY_GROUP_ROWS
-        return _Shard(*self._entries[number], self.column, self.mask_column, group)
+        return _Shard(*self.entries[number], self.column, self.mask_column, group)
 
     def _columns(self) -> tuple[str, str | None]:
         first = self.stores[0].manifest
@@ -292,12 +296,11 @@ class TokenTable:
     def check_unchanged(self, most: int | None = None) -> None:
         """Raise if a shard that is being read was changed or removed since: mapped memory does not show it.
 
-        At most `most` shards are looked at; the next call looks at the next ones. Of stores in buckets, pieces are let
-        go of when too many are mapped; they are mapped again when they are needed.
+        At most `most` shards are looked at; the next call looks at the next ones. Of stores in buckets, evicted pieces
+        are let go of, since the disk keeps what is mapped.
         """
         if self.in_bucket:
-            if sum(shard.mapped for shard in self._shards.values()) > _MOST_MAPPED:
-                self._shards = {number: shard.renewed() for number, shard in self._shards.items()}
+            self._release_evicted()
             if all(store.bucket is not None for store in self.stores):
                 return
         shards = list(self._shards.values())
@@ -306,6 +309,18 @@ class TokenTable:
             shards = (shards * 2)[self._checked : self._checked + most]
         for shard in shards:
             shard.stamp.check()
+
+    def _release_evicted(self) -> None:
+        """Let go of pieces that are not in the cache any more, and of all if too many are mapped."""
+        shards = self._shards
+        many = sum(shard.mapped for shard in shards.values()) > _MOST_MAPPED
+        caches = {id(store.bucket.cache): store.bucket.cache for store in self.stores if store.bucket is not None}
+        evictions = sum(cache.evictions for cache in caches.values())
+        now = time.monotonic()
+        if many or evictions != self._evictions or now - self._released > _RELEASE_SECONDS:
+            self._evictions, self._released = evictions, now
+            # Other objects: addresses stay valid for those who hold the old ones.
+            self._shards = {number: shard.released(everything=many) for number, shard in shards.items()}
 
     def _dtype_of(self, column: str) -> np.dtype[Any]:
         kinds = {store.schema.field(column).type for store in self.stores}
@@ -336,7 +351,7 @@ class TokenTable:
 class Placed:
     """Parts of rows whose places are known already: row j of it is the j-th of them."""
 
-    def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None, held: Held | None = None) -> None:
+    def __init__(self, table: TokenTable, places: Ints, mask_places: Ints | None, held: object = None) -> None:
         self._table, self._places, self._mask_places = table, places, mask_places
         # Places are addresses: what lies there has to stay, even if the table is closed.
         self._held = table.held() if held is None else held
@@ -383,10 +398,22 @@ class _Shard:
         """Pieces that are mapped one by one."""
         return sum(len(flat.held) for flat in (self._tokens, self._mask) if isinstance(flat, _Flat))
 
-    def renewed(self) -> _Shard:
-        """The same shard without addresses."""
+    def released(self, *, everything: bool) -> _Shard:
+        """The same shard without addresses of evicted pieces, or without any; itself if nothing changes."""
+        shards = self._store.bucket
+        if shards is None or not self.mapped:
+            return self
         fresh = copy(self)
-        fresh._tokens = fresh._mask = None
+        if everything:
+            fresh._tokens = fresh._mask = None
+            return fresh
+        tokens, mask = self._tokens, self._mask
+        held = {piece for flat in (tokens, mask) if isinstance(flat, _Flat) for piece in flat.held}
+        gone = {piece for piece in held if not shards.has(self._number, piece)}
+        if not gone:
+            return self
+        fresh._tokens = tokens.without(gone) if isinstance(tokens, _Flat) else tokens
+        fresh._mask = None if mask is None else mask.without(gone)
         return fresh
 
     # No cached_property: in Python 3.11 it holds one lock for all shards while a file is opened.
@@ -446,7 +473,7 @@ class _Flat:
         self, reader: ShardReader | BucketShard, column: str, lengths: npt.NDArray[np.int32] | None = None
     ) -> None:
         self._lengths = lengths
-        self.held: list[pa.RecordBatch] = []
+        self.held: dict[int, pa.RecordBatch] = {}
         """Pieces of a shard in a bucket, whose addresses are valid as long as they are referred to."""
         self._reader, self._column = reader, reader.schema.get_field_index(column)
         kind = reader.schema.field(column).type
@@ -476,10 +503,18 @@ class _Flat:
         pieces = np.unique(np.searchsorted(self._starts, rows, side="right") - 1)
         return pieces[self._values_at[pieces] < 0].tolist()  # type: ignore[no-any-return]
 
+    def without(self, pieces: Collection[int]) -> _Flat:
+        """The same column without the addresses of some pieces."""
+        fresh = copy(self)
+        fresh.held = {piece: batch for piece, batch in self.held.items() if piece not in pieces}
+        fresh._values_at = self._values_at.copy()
+        fresh._values_at[list(pieces)] = -1
+        return fresh
+
     def _look_at(self, piece: int) -> None:
         batch = self._reader.batch(piece)
         if isinstance(self._reader, BucketShard):
-            self.held.append(batch)
+            self.held[piece] = batch
         column = batch.column(self._column)
         try:
             if column.offset or column.values.offset:

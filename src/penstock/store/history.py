@@ -8,13 +8,18 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
+from penstock.files.object_lock import ObjectLock
+from penstock.files.output_places import beside
+from penstock.store.bucket_build import BucketBuild
 from penstock.store.build import Build
+from penstock.store.home import BucketHome, StoreHome, store_home
 from penstock.store.manifest import (
     BUILD,
     SHARDS,
@@ -24,12 +29,11 @@ from penstock.store.manifest import (
     is_store,
     manifest_name,
     read_manifest,
-    store_path,
     version_numbers,
     write_manifest,
 )
 
-_OWN = re.compile(r"[0-9a-f]{32}(\.arrow|-[0-9a-f]{16}\.index)")
+_OWN = re.compile(r"[0-9a-f]{32}(\.arrow|-[0-9a-f]{16}\.(index|sums))")
 """The names of all that is ever put among the shards."""
 
 
@@ -60,14 +64,14 @@ class Pruned:
 
 def versions(path: PathLike) -> list[Manifest]:
     """Every version of the store, oldest first. The current one is `open_store(path).manifest.version`."""
-    home = store_path(path)
+    home = store_home(path)
     _check_is_store(home)
     return [read_manifest(home, number) for number in version_numbers(home)]
 
 
 def diff(path: PathLike, old: int, new: int | None = None) -> Difference:
     """Compare two versions by their shards, without reading a row; `new=None` is the current one."""
-    home = store_path(path)
+    home = store_home(path)
     before, after = read_manifest(home, old), read_manifest(home, new)
     gone, come = _surplus(before, after), _surplus(after, before)
     facts = ("columns", "tokens_column", "mask_column", "key")
@@ -92,7 +96,7 @@ def checkout(path: PathLike, version: int) -> Manifest:
 
     This also repairs a store whose manifest.json is damaged or gone.
     """
-    home = store_path(path)
+    home = store_home(path)
     with _alone(home):
         manifest = read_manifest(home, version)
         write_manifest(home, manifest, current=True)
@@ -107,7 +111,7 @@ def prune(path: PathLike, *, keep_versions: int | None = None) -> Pruned:
     """
     if keep_versions is not None and keep_versions < 1:
         raise ConfigError(f"keep_versions must be at least 1, got {keep_versions}")
-    home = store_path(path)
+    home = store_home(path)
     with _alone(home):
         current = read_manifest(home)
         numbers = version_numbers(home)
@@ -115,16 +119,20 @@ def prune(path: PathLike, *, keep_versions: int | None = None) -> Pruned:
         going = [number for number in going if number != current.version]
         kept = [current, *(read_manifest(home, n) for n in numbers if n not in going and n != current.version)]
         _drop_build(home, current, kept)
-        names = {name for manifest in kept for shard in manifest.shards for name in (shard.file, shard.index_file)}
+        names = {
+            name
+            for manifest in kept
+            for shard in manifest.shards
+            for name in (shard.file, shard.index_file, shard.sums_file)
+        }
         for number in going:
-            (home / manifest_name(number)).unlink()
-        shards = (home / SHARDS).iterdir() if (home / SHARDS).is_dir() else ()
-        strays = [file for file in shards if _OWN.fullmatch(file.name) and f"{SHARDS}/{file.name}" not in names]
-        strays += half_written(home)
-        freed = sum(file.stat().st_size for file in strays)
-        for file in strays:
-            file.unlink()
-    return Pruned(tuple(going), len(strays), freed)
+            home.delete(manifest_name(number))
+        there = {f"{SHARDS}/{name}": size for name, size in home.list(SHARDS).items() if _OWN.fullmatch(name)}
+        strays = {name: size for name, size in there.items() if name not in names}
+        strays |= {f"{folder}{name}": size for folder in ("", f"{VERSIONS}/") for name, size in _halves(home, folder)}
+        for name in strays:
+            home.delete(name)
+    return Pruned(tuple(going), len(strays), sum(strays.values()))
 
 
 def half_written(home: Path) -> list[Path]:
@@ -132,17 +140,29 @@ def half_written(home: Path) -> list[Path]:
     return [file for folder in (home, home / VERSIONS) for file in folder.glob(".*.json.*.tmp")]
 
 
+def _halves(home: StoreHome, folder: str) -> list[tuple[str, int]]:
+    return [(name, size) for name, size in home.list(folder).items() if fnmatch(name, ".*.json.*.tmp")]
+
+
 def lock_of(path: Path) -> Path:
     """The lock, next to the store, since a new store does not exist while it is written."""
     return path.with_name(f".{path.name}.penstock-lock")
 
 
+def store_lock(home: StoreHome) -> FileLock | ObjectLock:
+    """The lock of a store, on disk or in a bucket."""
+    if isinstance(home, BucketHome):
+        return ObjectLock(beside(home.url, ".", ".penstock-lock"))
+    assert home.path is not None
+    return FileLock(lock_of(home.path))
+
+
 @contextmanager
-def _alone(home: Path) -> Iterator[None]:
+def _alone(home: StoreHome) -> Iterator[None]:
     _check_is_store(home)
-    with FileLock(lock_of(home)) as lock:
+    with store_lock(home) as lock:
         if not lock.acquire():
-            raise ConfigError(f"{home} is being written by {lock.owner()}; try again when it has ended")
+            raise ConfigError(f"{home.shown} is being written by {lock.owner()}; try again when it has ended")
         yield
 
 
@@ -158,22 +178,25 @@ def _surplus(one: Manifest, other: Manifest) -> list[ShardEntry]:
     return surplus
 
 
-def _check_is_store(home: Path) -> None:
+def _check_is_store(home: StoreHome) -> None:
     """A damaged manifest of the current version is accepted here; a store without versions is not."""
     if not is_store(home) and not version_numbers(home):
         read_manifest(home)
 
 
-def _drop_build(home: Path, current: Manifest, known: list[Manifest]) -> None:
+def _drop_build(home: StoreHome, current: Manifest, known: list[Manifest]) -> None:
     """Remove what a killed run left, if no checkpoint can come back to it; else refuse."""
-    build = Build(home)
-    if not build.path.exists():
+    build = BucketBuild(home) if isinstance(home, BucketHome) else Build(Path(home.shown))
+    if home.path is not None and not build.path.exists():
         return
     owner = build.owner()
     published = any(manifest.run == owner and manifest.version <= current.version for manifest in known)
     if owner is not None and not published:
         raise ConfigError(
-            f"{home} has an unfinished run in {BUILD}, whose shards no version refers to yet; "
+            f"{home.shown} has an unfinished run in {BUILD}, whose shards no version refers to yet; "
             "finish that run, or delete that directory, and prune again"
         )
-    shutil.rmtree(build.path)
+    if home.path is not None:
+        shutil.rmtree(build.path)
+    else:
+        build.remove()

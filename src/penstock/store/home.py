@@ -8,9 +8,10 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
-from penstock.files.filesystems import cut, require_local, shown
+from penstock.files.filesystems import cut, shown
 from penstock.files.listing import PathLike
-from penstock.files.objects import Bucket, is_object_url, open_bucket
+from penstock.files.objects import Bucket, open_bucket
+from penstock.files.output_places import output_place
 
 
 class StoreHome(ABC):
@@ -129,9 +130,10 @@ def store_home(path: PathLike | StoreHome) -> StoreHome:
     """
     if isinstance(path, StoreHome):
         return path
-    if is_object_url(path):
-        return BucketHome(path)
-    home = require_local(path, "a store").absolute()
+    home = output_place(path, "a store")
+    if not isinstance(home, Path):
+        return BucketHome(home)
+    home = home.absolute()
     return LocalHome(home if home.name not in ("", "..") else home.resolve())
 
 

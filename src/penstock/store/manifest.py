@@ -282,6 +282,15 @@ def is_store(place: Path | StoreHome) -> bool:
     return home_of(place).exists(MANIFEST_NAME)
 
 
+def is_whole(home: StoreHome, manifest: Manifest) -> bool:
+    """True if all files of a version are there, and have their lengths."""
+    there = {f"{SHARDS}/{name}": size for name, size in home.list(SHARDS).items()}
+    return all(
+        there.get(shard.file) == shard.bytes and there.get(shard.index_file) == shard.index_bytes
+        for shard in manifest.shards
+    )
+
+
 def store_path(path: PathLike) -> Path:
     """Absolute path of a store on disk; a URL is refused."""
     home = store_home(require_local(path, "a store"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,12 +36,8 @@ class PieceSums:
 
     @classmethod
     def of(cls, data: Path, index: Path) -> PieceSums:
-        """Of the files of a shard on disk, which are mapped, not loaded."""
-        with pa.memory_map(str(data)) as file:
-            pieces = tuple(_message_sums(file.read_buffer()))
-        with pa.memory_map(str(index)) as file:
-            steps = tuple(_step_sums(file.read_buffer()))
-        return cls(pieces, steps)
+        """Of the files of a shard on disk, of which one piece at a time is in memory."""
+        return cls(tuple(_message_sums(data)), tuple(_step_sums(index)))
 
     def to_bytes(self) -> bytes:
         return orjson.dumps({"version": _VERSION, "pieces": self.pieces, "index": self.index})
@@ -78,23 +74,23 @@ def read_sums(home: StoreHome, entry: ShardEntry) -> PieceSums | None:
         ) from error
 
 
-def _message_sums(data: pa.Buffer) -> list[Sum]:
-    stream = pa.BufferReader(data.slice(_MAGIC_BYTES))
-    messages = pa.ipc.MessageReader.open_stream(stream)
-    sums, view = [], memoryview(data)
-    start = _MAGIC_BYTES
-    for message in messages:
-        stop = _MAGIC_BYTES + stream.tell()
-        if message.type == "record batch":
-            sums.append((start, stop - start, xxhash.xxh3_128_hexdigest(view[start:stop])))
-        start = stop
-    return sums
+def _message_sums(path: Path) -> Iterator[Sum]:
+    with pa.OSFile(str(path)) as stream, open(path, "rb", buffering=0) as file:
+        start = stream.seek(_MAGIC_BYTES)
+        for message in pa.ipc.MessageReader.open_stream(stream):
+            stop = stream.tell()
+            if message.type == "record batch":
+                file.seek(start)
+                yield start, stop - start, xxhash.xxh3_128_hexdigest(file.read(stop - start))
+            start = stop
 
 
-def _step_sums(data: pa.Buffer) -> list[Sum]:
-    view = memoryview(data)
-    parts = [(start, view[start : start + INDEX_STEP]) for start in range(0, len(view), INDEX_STEP)]
-    return [(start, len(part), xxhash.xxh3_128_hexdigest(part)) for start, part in parts]
+def _step_sums(path: Path) -> Iterator[Sum]:
+    with open(path, "rb", buffering=0) as file:
+        start = 0
+        while part := file.read(INDEX_STEP):
+            yield start, len(part), xxhash.xxh3_128_hexdigest(part)
+            start += len(part)
 
 
 def _sums(listed: Any) -> tuple[Sum, ...]:

@@ -35,7 +35,7 @@ class SideTable(TokenTable):
         return self._given
 
     def _open_shard(self, number: int) -> _Shard:
-        store, entry = self._entries[number]
+        store, entry = self.entries[number]
         shard = _Shard(store, entry, self.column, self.mask_column)
         shard.lengths = _lengths(store, entry, self.column)
         return shard

@@ -20,7 +20,7 @@ from penstock.files.listing import PathLike
 from penstock.files.objects import is_object_url
 from penstock.memory import parse_bytes
 from penstock.store.bucket_shards import BucketShard, BucketShards
-from penstock.store.home import BucketHome, home_of
+from penstock.store.home import BucketHome, LocalHome, StoreHome, home_of
 from penstock.store.manifest import Manifest, ShardEntry, is_store, read_manifest, store_path
 from penstock.store.shards import (
     ShardPiece,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 __all__ = ["Store", "Verify", "describe", "find_store", "is_complete", "open_store"]
 
 _MOST_PIECES = 1 << 14
+_MOST_BUCKET_PIECES = 1 << 8
+"""The disk keeps what is mapped, also if the cache evicts it."""
 
 
 def open_store(
@@ -74,12 +76,13 @@ def open_store(
     check = check_content if verify == "full" else check_size
     home = store_path(path)
     if not is_store(home):
-        from penstock.store.foreign.lookup import open_foreign  # which imports this module
+        from penstock.store.foreign.lookup import open_foreign, refuse_archive  # which imports this module
 
         if (found := open_foreign(home, os.fspath(path), **layout)) is not None:
             if version is not None:
                 raise ConfigError(f"version={version} is for stores, and {found!r} has no versions; omit it")
             return found
+        refuse_archive(home)
     _refuse_layout(path, layout)
     return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
 
@@ -121,6 +124,11 @@ class Store(Sequence[dict[str, Any]]):
         if isinstance(self._place, BucketShards):
             raise ConfigError(f"{self.shown} is a store in a bucket, and has no directory on this machine")
         return self._place
+
+    @property
+    def home(self) -> StoreHome:
+        """The files of the store, on disk or in a bucket."""
+        return self.bucket.home if self.bucket is not None else LocalHome(self.path)
 
     @property
     def schema(self) -> pa.Schema:
@@ -249,7 +257,7 @@ class Store(Sequence[dict[str, Any]]):
         piece = self._pieces.get((shard, number))
         if piece is None:
             self._check_open()
-            if len(self._pieces) >= _MOST_PIECES:
+            if len(self._pieces) >= (_MOST_PIECES if self.bucket is None else _MOST_BUCKET_PIECES):
                 self._pieces = {}  # cheap to make again; a store of terabytes must not fill the memory with views
             batch = reader.batch(number)
             with reader.reading(reader.starts[number]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 from collections.abc import Iterable
@@ -13,25 +12,27 @@ from typing import Self
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
-from penstock.files.atomic import naming, sync_directory
-from penstock.files.filesystems import require_local
+from penstock.files.atomic import naming
 from penstock.files.listing import PathLike
-from penstock.files.locks import FileLock
+from penstock.files.object_lock import ObjectLock
+from penstock.files.objects import PART_BYTES
+from penstock.files.output_places import output_place, part_bytes_within, shown_place
+from penstock.files.remote import RemotePath
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import State
+from penstock.store.bucket_build import BucketBuild
 from penstock.store.build import Build, Staged
-from penstock.store.history import half_written, lock_of
+from penstock.store.history import half_written, store_lock
+from penstock.store.home import BucketHome, store_home
 from penstock.store.manifest import (
     Lineage,
     Manifest,
     combined_key,
     is_store,
     read_manifest,
-    store_path,
     version_numbers,
-    write_manifest,
 )
 from penstock.store.shard_writer import Pieces, ShardWriter, plain_batch, plain_schema
 
@@ -66,10 +67,12 @@ class StoreWriter:
         lineage: Lineage | None = None,
         wait_seconds: float = 0.0,
     ) -> None:
-        local = require_local(path, "the directory of a store")
+        place = output_place(path, "the directory of a store")
         if mode not in _MODES:
             raise ConfigError(f"mode must be one of {', '.join(_MODES)}, got {mode!r}")
-        self.path, self.shown = store_path(local), str(local)
+        self.home = store_home(place)
+        self.path: Path | RemotePath = RemotePath(str(place)) if isinstance(self.home, BucketHome) else self._local
+        self.shown = shown_place(place)
         if not self.path.name:
             raise ConfigError(f"{self.shown!r} cannot be a store; name a directory in it")
         self.lineage = lineage if lineage is not None else Lineage()
@@ -78,10 +81,12 @@ class StoreWriter:
         if self._shard_bytes <= 0:
             raise ConfigError(f"shard_bytes must be positive, got {shard_bytes!r}")
         self._wait_seconds = wait_seconds
-        self._lock = FileLock(lock_of(self.path))
+        self._lock = store_lock(self.home)
+        self._part_bytes = PART_BYTES
         self._forget()
 
     def _forget(self) -> None:
+        self._in_bucket = BucketBuild(self.home, self._part_bytes) if isinstance(self.home, BucketHome) else None
         self.manifest: Manifest | None = None
         """Manifest of the published version."""
         self._base: Manifest | None = None
@@ -107,8 +112,8 @@ class StoreWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows; the first batch, even an empty one, defines the columns."""
         if self.manifest is not None:
-            raise ConfigError(f"{self.path} has been published; call reset(), or use another writer")
-        with naming(str(self.path)):
+            raise ConfigError(f"{self.home.shown} has been published; call reset(), or use another writer")
+        with naming(self.home.shown):
             self._begin()
             if self._given is None:
                 self._set_schema(batch.schema)
@@ -121,7 +126,7 @@ class StoreWriter:
     def publish(self) -> Manifest:
         """Make everything written so far a version of the store, in one step. A second call gives the same."""
         if self.manifest is None:
-            with naming(str(self.path)):
+            with naming(self.home.shown):
                 self.manifest = self._publish()
         return self.manifest
 
@@ -136,13 +141,19 @@ class StoreWriter:
             self._build.mark_complete(self._run)
         self._build.place(self._shards)
         manifest = self._new_manifest()
-        self._show(manifest)
+        self._build.show(self.home.path, manifest)
         self._lock.release()
         return manifest
 
     def memory_usage(self) -> int:
-        """Bytes of the rows that wait to fill a piece."""
-        return self._pieces.held_bytes()
+        """Bytes of the rows that wait to fill a piece, and those that an upload holds."""
+        return self._pieces.held_bytes() + (self._build.held_bytes if self._made else 0)
+
+    def fit_budget(self, nbytes: int) -> None:
+        """Make the parts of uploads fit; called before anything is written."""
+        self._part_bytes = part_bytes_within(nbytes)
+        if self._in_bucket is not None:
+            self._in_bucket.fit(self._part_bytes)
 
     def abort(self) -> None:
         """Remove what was not published, except what a checkpoint needs."""
@@ -151,6 +162,8 @@ class StoreWriter:
             if not self._durable:
                 self._clear()
             self._lock.release()
+        if self._in_bucket is not None:
+            self._in_bucket.close()
 
     close = abort
 
@@ -177,25 +190,25 @@ class StoreWriter:
         if self._ended is not None:
             return self._ended  # published before the process was killed: no rows came after it
         self._check_still_ours()
-        with naming(str(self.path)):
+        with naming(self.home.shown):
             return self._checkpoint()
 
     def _checkpoint(self) -> State:
         self._checkpoints += 1
         opened, tail, needed = None, None, set()
         if self._shard is not None:
-            opened = [self._shard.path.name, *self._shard.sync(), self._shard.size]
+            length, digest = self._shard.sync()
+            opened = [self._shard.path.name, length, digest, self._shard.size]
+            self._build.keep_open(self._shard.path.name, length)
             needed.add(self._shard.path.name)
         if pending := self._pieces.pending():
-            name = f"tail-{self._checkpoints:06d}"
-            tail = [name, self._build.write_tail(name, pending, self._schema)]
-            needed.add(name)
+            tail = list(self._build.write_tail(self._checkpoints, pending, self._schema))
+            needed.add(tail[0])
         self._build.save_journal(self._shards)
-        sync_directory(self._build.path)
         # What the checkpoint before counts on stays too: this one is in force only when it has been saved.
         self._sweep(needed | self._needed)
         self._needed = needed
-        return {
+        token = {
             "run": self._run,
             "base": self._base.version if self._base is not None else None,
             "number": self._number,
@@ -206,6 +219,7 @@ class StoreWriter:
             "made": self._made,
             "checkpoints": self._checkpoints,
         }
+        return token if (journal := self._build.journal) is None else token | {"journal": journal}
 
     def restore(self, token: State) -> None:
         """Go back to where `token` was made, in this process or another; `{}` for the beginning."""
@@ -221,7 +235,7 @@ class StoreWriter:
             return
         self._begin(token, take_over=True)
         try:
-            with naming(str(self.path)):
+            with naming(self.home.shown):
                 self._go_on_from(token, finishing)
         except BaseException:
             self._lock.release()
@@ -231,6 +245,7 @@ class StoreWriter:
         if token["schema"]:
             self._set_schema(schema_from_text(token["schema"]))
         self._made, self._checkpoints = token["made"], token["checkpoints"]
+        self._build.journal_before = token.get("journal")
         if finishing and self._build.is_complete(self._run):
             self._shards = self._build.read_journal()
             return
@@ -247,13 +262,17 @@ class StoreWriter:
     # -- inside ------------------------------------------------------------------------------------------------------
 
     @property
-    def _home(self) -> Path:
-        """Directory in which the store is built: its own if there is a version already, else a hidden one."""
-        return self.path if self._base is not None else self.path.with_name(f".{self.path.name}.penstock-store")
+    def _local(self) -> Path:
+        assert self.home.path is not None
+        return self.home.path
 
     @property
     def _build(self) -> Build:
-        return Build(self._home)
+        """Build in the store if there is a version already, else in a hidden directory; one in a bucket has none."""
+        if self._in_bucket is not None:
+            return self._in_bucket
+        path = self._local
+        return Build(path if self._base is not None else path.with_name(f".{path.name}.penstock-store"))
 
     def _clear(self) -> None:
         if self._base is not None:
@@ -270,8 +289,9 @@ class StoreWriter:
         try:
             self._look(token)
             self._build.check_place(shown=self._base is not None)
-            for file in half_written(self._home):
-                file.unlink(missing_ok=True)
+            if self._in_bucket is None:
+                for file in half_written(self._build.path.parent):
+                    file.unlink(missing_ok=True)
             if token is not None:
                 self._build.check_owner(self._run)
             else:
@@ -282,53 +302,63 @@ class StoreWriter:
         self._began = True
 
     def _take_lock(self, *, take_over: bool) -> None:
-        parent = self.path.parent
-        if not parent.is_dir():
-            raise FileNotFoundError(f"no such directory: {str(parent)!r}; make it before writing {self.path.name}")
+        if self._in_bucket is None and not self._local.parent.is_dir():
+            parent = str(self._local.parent)
+            raise FileNotFoundError(f"no such directory: {parent!r}; make it before writing {self.path.name}")
+        if self._in_bucket is not None:
+            self.home.list()  # a missing bucket and wrong keys have errors of their own
         if not self._lock.acquire(self._wait_seconds, take_over=take_over):
             raise ConfigError(
-                f"{self.path} is being written by {self._lock.owner()}; wait for it to end (wait_seconds=...), "
+                f"{self.home.shown} is being written by {self._lock.owner()}; wait for it to end (wait_seconds=...), "
                 "or write elsewhere"
             )
 
     def _make_build(self) -> None:
         self._clear()  # of a run that was killed
         try:
-            self._build.path.mkdir(parents=True)
             self._build.own(self._run, durable=self._durable)
         except BaseException:
             self._clear()
             raise
 
     def _check_still_ours(self) -> None:
+        if isinstance(self._lock, ObjectLock):
+            self._lock.check(self.shown)
         if not self._lock.held:
             raise ConfigError(f"{self!r} was aborted, or another writer has taken its place; use the newest one")
 
     def _look(self, token: State | None) -> None:
         """Choose the build directory by what is at the path, and refuse paths that this run may not use."""
-        if is_store(self.path):
+        if is_store(self.home):
             if self._mode == "create":
                 raise ConfigError(
-                    f"{self.path} holds a store already; pass mode='append' to add to it, mode='overwrite' to "
+                    f"{self.home.shown} holds a store already; pass mode='append' to add to it, mode='overwrite' to "
                     "replace it by a new version, or write elsewhere"
                 )
-            self._base = read_manifest(self.path)
-            self._number = version_numbers(self.path)[-1] + 1
-        elif self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
-            raise ConfigError(f"{self.path} exists and is not a store; delete it or write elsewhere")
-        elif self.path.exists() and self.path.samefile(os.curdir):
-            raise ConfigError(
-                f"{self.path} is the directory this process is in, and a new store replaces its path; "
-                "name a directory that does not exist yet"
-            )
+            self._base = read_manifest(self.home)
+            self._number = version_numbers(self.home)[-1] + 1
+        elif self.home.path is not None:
+            self._refuse_others(self.home.path)
+        if self._in_bucket is not None:
+            self._in_bucket.look()
         here = self._base.version if self._base is not None else None
         if token is not None:
             if token["base"] != here:
                 raise ResumeError(
-                    f"the checkpoint builds on version {token['base']} of {self.path}, which has version {here} now; "
-                    "delete the checkpoint to start again"
+                    f"the checkpoint builds on version {token['base']} of {self.home.shown}, which has version {here} "
+                    "now; delete the checkpoint to start again"
                 )
             self._number = token["number"]
+
+    def _refuse_others(self, path: Path) -> None:
+        """Refuse a path with something else than a store."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise ConfigError(f"{path} exists and is not a store; delete it or write elsewhere")
+        if path.exists() and path.samefile(os.curdir):
+            raise ConfigError(
+                f"{path} is the directory this process is in, and a new store replaces its path; "
+                "name a directory that does not exist yet"
+            )
 
     @property
     def _appended_to(self) -> Manifest | None:
@@ -351,17 +381,18 @@ class StoreWriter:
     def _check_goes_with(self, base: Manifest, schema: pa.Schema, tokens: str | None, mask: str | None) -> None:
         if not schema.equals(base.schema):
             raise SchemaError(
-                f"these rows do not have the schema of those in {self.path}: {describe_difference(base.schema, schema)}"
+                f"these rows do not have the schema of those in {self.home.shown}: "
+                f"{describe_difference(base.schema, schema)}"
             )
         if (tokens, mask) != (base.tokens_column, base.mask_column):
             raise SchemaError(
-                f"{self.path} has its tokens in {base.tokens_column!r} and their mask in {base.mask_column!r}, "
+                f"{self.home.shown} has its tokens in {base.tokens_column!r} and their mask in {base.mask_column!r}, "
                 f"this run in {tokens!r} and {mask!r}; pass tokens= and mask= as before"
             )
         ours, theirs = self.lineage.tokenizer, base.tokenizer
         if ours is not None and theirs is not None and ours != theirs:
             raise ConfigError(
-                f"{self.path} was made with the tokenizer {theirs}, these rows with {ours}, and the ids of two "
+                f"{self.home.shown} was made with the tokenizer {theirs}, these rows with {ours}, and the ids of two "
                 "tokenizers are incompatible; use the same one, or another store"
             )
 
@@ -378,8 +409,10 @@ class StoreWriter:
 
     def _finish_shard(self) -> None:
         if self._shard is not None:
-            self._shards.append((self._shard.path.name, self._shard.finish()))
+            name, entry = self._shard.path.name, self._shard.finish()
             self._shard = None
+            self._build.finished(name, entry)
+            self._shards.append((name, entry))
 
     def _drop_shard(self) -> None:
         if self._shard is not None:
@@ -420,28 +453,17 @@ class StoreWriter:
             run=self._run,
         )
 
-    def _show(self, manifest: Manifest) -> None:
-        home = self._home
-        write_manifest(home, manifest, current=False)
-        write_manifest(home, manifest, current=True)
-        if self._base is None:
-            with contextlib.suppress(FileNotFoundError):
-                self.path.rmdir()  # an empty directory, or `_look` would have refused
-            home.rename(self.path)
-            sync_directory(self.path.parent)
-        Build(self.path).remove()
-
     def _was_published(self, number: int) -> bool:
         """True if this run had published before it was killed; finishes its cleanup."""
-        if not is_store(self.path) or number not in version_numbers(self.path):
+        if not is_store(self.home) or number not in version_numbers(self.home):
             return False
-        manifest = read_manifest(self.path, number)
-        if manifest.run != self._run or read_manifest(self.path).version < number:
+        manifest = read_manifest(self.home, number)
+        if manifest.run != self._run or read_manifest(self.home).version < number:
             return False
-        self.manifest = manifest
+        self.manifest = self._base = manifest
         if self._lock.acquire():  # or another run is writing now, and the files are its own
-            if Build(self.path).is_complete(self._run):
-                Build(self.path).remove()
+            if self._build.is_complete(self._run):
+                self._build.remove()
             self._lock.release()
         return True
 
@@ -457,7 +479,7 @@ class StoreWriter:
 
 def append(path: PathLike, batches: Iterable[pa.RecordBatch], *, lineage: Lineage | None = None) -> Manifest:
     """Add batches to the store at `path` as a new version, and return its manifest. The older ones stay readable."""
-    there = read_manifest(store_path(path))
+    there = read_manifest(store_home(path))
     tokens, mask = there.tokens_column, there.mask_column
     with StoreWriter(path, mode="append", tokens=tokens, mask=mask, lineage=lineage) as writer:
         for batch in batches:

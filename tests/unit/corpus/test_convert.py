@@ -196,4 +196,19 @@ def test_the_command_converts_and_says_what_is_wrong(tmp_path: Path) -> None:
     again = run.invoke(app, given)
     assert again.exit_code != 0
     assert "--overwrite" in again.output
-    assert run.invoke(app, [*given, "--overwrite", "-q"]).exit_code == 0
+    shown = run.invoke(app, [*given, "--overwrite"])
+    assert shown.exit_code == 0, shown.output
+    assert "out: 2 rows" in shown.output
+
+
+def test_a_store_is_written_to_a_bucket_and_read_from_there(s3_url: str, tmp_path: Path) -> None:
+    path = write_megatron(tmp_path / "a", [[1, 2], [3]])
+    out = f"{s3_url}/a.store"
+    done = CliRunner().invoke(app, ["convert", str(path), out, "--to", "store", "-q"])
+    assert done.exit_code == 0, done.output
+    assert [row["input_ids"].tolist() for row in open_store(out)] == [[1, 2], [3]]
+    with pytest.raises(ConfigError, match="exists"):
+        convert(path, out, "store")
+    for to in ("mds", "megatron"):
+        with pytest.raises(ConfigError, match="local"):
+            convert(path, f"{s3_url}/b", to)

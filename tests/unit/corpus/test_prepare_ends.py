@@ -31,6 +31,7 @@ from pathlib import Path
 
 import penstock.corpus.prepare as preparation
 import penstock.pipeline.checkpoint as checkpoint
+import penstock.store.build as build
 import penstock.store.writer as writer
 from penstock.loaders import Recipe
 
@@ -53,9 +54,9 @@ for step in sys.argv[2:]:
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9, step
         continue
     if step == "manifest":
-        writer.write_manifest = dying(writer.write_manifest, lambda *_, current: current)
+        build.write_manifest = dying(build.write_manifest, lambda *_, current: current)
     elif step == "shown":
-        writer.sync_directory = dying(writer.sync_directory, lambda path: (home / step / "s").exists())
+        build.sync_directory = dying(build.sync_directory, lambda path: (home / step / "s").exists())
     elif step == "published":
         writer.StoreWriter.publish = dying(writer.StoreWriter.publish)
     elif step == "reported":

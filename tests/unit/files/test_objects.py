@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
@@ -163,3 +164,48 @@ def test_credentials_come_from_profiles_and_urls_too(
     bucket, key = open_bucket(f"{s3_url.replace('s3://', f's3://{login}')}/k?{host}")
     assert bytes(bucket.read(key)) == b"water"
     assert SECRET_KEY not in repr(bucket) + bucket.url_of(key)
+
+
+def test_an_upload_whose_last_answer_got_lost_is_there(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from obstore.exceptions import GenericError
+
+    class Deaf:
+        """Upload whose last request is answered to nobody; asked again, the store knows no such upload."""
+
+        def __init__(self, upload: Any, *, done: bool) -> None:
+            self._upload, self._done = upload, done
+
+        def close(self) -> None:
+            if self._done:
+                self._upload.close()
+            raise GenericError("status code: 404, NoSuchUpload")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._upload, name)
+
+    bucket, key = open_bucket(f"{s3_url}/k")
+    for done in (False, True):
+        writer = bucket.writer(key)
+        writer.write(bytes(9 << 20))
+        writer._upload = Deaf(writer._upload, done=done)
+        if done:
+            writer.commit()
+        else:
+            with pytest.raises(FileNotFoundError):
+                writer.commit()
+            writer.abort()
+        info = bucket.info(key)
+        assert (info is not None and info.size == 9 << 20) == done
+
+
+def test_a_full_store_is_named_at_once(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+    from obstore.exceptions import GenericError
+
+    def full(*_: Any, **__: Any) -> None:
+        raise GenericError("Server returned non-2xx status code: 507 Insufficient Storage: <Code>StorageFull</Code>")
+
+    monkeypatch.setattr(obstore, "put", full)
+    bucket, key = open_bucket(f"{s3_url}/k")
+    with pytest.raises(OSError, match=r"/k' cannot be written: the store is full \(StorageFull\)"):
+        bucket.write(key, b"1")

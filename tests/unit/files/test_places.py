@@ -26,6 +26,7 @@ from penstock.distributed.synchronization import DirectoryRendezvous
 from penstock.errors import ConfigError
 from penstock.files.cache import DiskCache, default_cache_directory
 from penstock.files.filesystems import require_local
+from penstock.files.output_places import beside, output_place, shown_place
 from penstock.files.remote import RemotePath, clear_copies
 from penstock.fsqueue import DatasetConsumer, QueueSink, QueueSource, purge
 from penstock.fsqueue.provider import DataProviderBase
@@ -35,7 +36,7 @@ from penstock.loaders.source import open_inputs
 from penstock.loaders.streamed.windows import StreamCounts
 from penstock.pipeline.config import PipelineConfig
 from penstock.rl.queue import RolloutQueue
-from penstock.sinks import CsvSink, JsonlSink, MemorySink, ParquetSink, StoreSink, open_sink
+from penstock.sinks import CsvSink, JsonlSink, ParquetSink, StoreSink, open_sink
 from penstock.sources import MemorySource, open_source
 from penstock.sources.store import StoreSource
 from penstock.store import open_store
@@ -64,22 +65,11 @@ def provider(**more: Any) -> Digits:
 
 
 DOORS: dict[str, Callable[[Any], Any]] = {
-    "prepare(out=)": lambda url: prepare(SAMPLE / "documents.jsonl", url, Recipe(tokenizer="byte")),
     "cache_dir=": lambda url: PretrainDataLoader(SAMPLE / "documents.jsonl", "byte", 16, cache_dir=url),
     "Options(cache_dir=)": lambda url: Options(cache_dir=url),
-    "run(checkpoint=)": lambda url: Pipeline(MemorySource(ROWS), [], MemorySink()).run(checkpoint=url),
-    "quarantine=": lambda url: PipelineConfig(on_error="quarantine", quarantine=url),
     "quarantine of a stream": lambda url: StreamCounts("quarantine", url, None),  # type: ignore[arg-type]
-    "ParquetSink": ParquetSink,
-    "JsonlSink": JsonlSink,
-    "CsvSink": CsvSink,
-    "StoreSink": StoreSink,
-    "open_sink": lambda url: open_sink(f"{os.fspath(url)}.jsonl"),
-    "StoreWriter": StoreWriter,
     "StoreSource": StoreSource,
     "find_store": lambda url: find_store(url, "key"),
-    "versions": versions,
-    "prune": prune,
     "DiskCache": DiskCache,
     "clear_copies": lambda url: clear_copies(cache_dir=url),
     "RolloutQueue": RolloutQueue,
@@ -107,6 +97,22 @@ DOORS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+BUCKET_DOORS: dict[str, Callable[[Any], Any]] = {
+    "prepare(out=)": lambda url: prepare(SAMPLE / "documents.jsonl", url, Recipe(tokenizer="byte")),
+    "run(checkpoint=)": lambda url: Pipeline(MemorySource(ROWS), [], JsonlSink("out.jsonl")).run(checkpoint=url),
+    "quarantine=": lambda url: PipelineConfig(on_error="quarantine", quarantine=url),
+    "ParquetSink": ParquetSink,
+    "JsonlSink": JsonlSink,
+    "CsvSink": CsvSink,
+    "StoreSink": StoreSink,
+    "open_sink": lambda url: open_sink(f"{os.fspath(url)}.jsonl"),
+    "StoreWriter": StoreWriter,
+    "versions": versions,
+    "prune": prune,
+}
+"""Doors that take a URL of an object store, and no other."""
+
+
 @pytest.fixture(autouse=True)
 def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -125,15 +131,34 @@ def test_a_url_is_refused_where_a_local_path_is_needed(door: str, somewhere: Pat
     assert not [path for path in somewhere.rglob("*") if path.name.endswith(":")]
 
 
+@pytest.mark.parametrize("door", BUCKET_DOORS)
+def test_only_urls_of_object_stores_are_written_to(door: str, somewhere: Path) -> None:
+    for url in ("hdfs://host/0", "hf://datasets/a/b", RemotePath("https://host/x"), "zip://a::s3://bucket/x"):
+        with pytest.raises(ConfigError, match=r"\bURL\b.*s3://"):
+            BUCKET_DOORS[door](url)
+    assert not [path for path in somewhere.rglob("*") if path.name.endswith(":")]
+
+
+def test_a_url_that_went_through_a_path_is_still_one() -> None:
+    for url in (URL, Path(URL), RemotePath(URL)):
+        assert output_place(url, "x") == URL
+    assert output_place("file:///tmp/x", "x") == output_place(Path("/tmp/x"), "x") == Path("/tmp/x")
+    assert beside(f"{URL}?region=eu", ".", ".lock") == "s3://bucket/.x.lock?region=eu"
+    assert shown_place("s3://key:secret@bucket/x/?secret_key=y") == "s3://key:***@bucket/x"
+
+
+HF = "hf://datasets/a/b"
+
+
 @pytest.mark.parametrize(
     "words",
     [
-        ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", URL],
-        ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", "o", "--quarantine", URL],
-        ["info", URL],
-        ["versions", URL],
-        ["run", "run.yaml", "--checkpoint", URL],
-        ["run", "run.yaml", "--checkpoint", URL, "--dry-run"],
+        ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", HF],
+        ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", "o", "--quarantine", HF],
+        ["info", HF],
+        ["versions", HF],
+        ["run", "run.yaml", "--checkpoint", HF],
+        ["run", "run.yaml", "--checkpoint", HF, "--dry-run"],
         ["queue", "purge", URL],
         ["queue", "status", URL],
         ["competitions", "list", "--registry", URL],
@@ -145,7 +170,7 @@ def test_a_command_that_is_given_a_url_for_a_local_path_says_so(words: list[str]
     Path("run.yaml").write_text("source: in.jsonl\nsink: out.jsonl\n")
     result = CliRunner().invoke(app, words)
     assert result.exit_code != 0
-    assert "'s3://bucket/x'" in " ".join(result.output.split())
+    assert f"'{HF if HF in words else URL}'" in " ".join(result.output.split())
     assert not [path for path in somewhere.rglob("*") if path.name.endswith(":")]
 
 

@@ -387,11 +387,13 @@ class _Bucket(BaseHTTPRequestHandler):
     content = b"x,y\n1,2\n"
     gets = 0
 
-    def _head(self, size: int, status: int = 200) -> None:
+    def _head(self, size: int, status: int = 200, range: str = "") -> None:
         self.send_response(status)
         self.send_header("Content-Length", str(size))
         self.send_header("Last-Modified", "Wed, 21 Oct 2015 07:28:00 GMT")
         self.send_header("ETag", '"abc"')
+        if range:
+            self.send_header("Content-Range", range)
         self.end_headers()
 
     def do_HEAD(self) -> None:
@@ -402,7 +404,7 @@ class _Bucket(BaseHTTPRequestHandler):
         type(self).gets += 1
         first, _, last = self.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
         part = self.content[int(first) : int(last) + 1 if last else None]
-        self._head(len(part), 206)
+        self._head(len(part), 206, f"bytes {first}-{int(first) + len(part) - 1}/{len(self.content)}")
         self.wfile.write(part)
 
     def log_message(self, format: str, *args: Any) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from penstock import Pipeline
 from penstock.errors import ResumeError
+from penstock.files.checkpoint_file import CHECKPOINT_NAME
 from penstock.fsqueue import DatasetConsumer, QueueSink, QueueSource
 from penstock.loaders import (
     MixedDataLoader,
@@ -25,7 +26,7 @@ from penstock.loaders import (
     RolloutDataLoader,
     StreamingPipeline,
 )
-from penstock.pipeline.checkpoint import CHECKPOINT_NAME, load_checkpoint
+from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.sinks import JsonlSink
 from penstock.sources import IteratorSource, JsonlSource, MemorySource, ParquetSource, StoreSource
 from penstock.transforms import ExactDedup, Map

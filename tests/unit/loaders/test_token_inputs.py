@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -16,7 +17,9 @@ import pytest
 from foreign_tokens import FILES, written_row
 from penstock import ConversationDataLoader, PretrainDataLoader
 from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.files.objects import open_bucket
 from penstock.loaders import convert
+from penstock.sources import open_source
 from penstock.store import open_store
 from token_stores import make_masks, make_rows, make_store
 
@@ -169,10 +172,21 @@ def test_shards_of_texts_are_tokenized(tmp_path: Path) -> None:
         assert bytes(next(iter(loader))["input_ids"][0][:7].tolist()) == b"zeile 0"
 
 
-def test_parquet_of_tokens_needs_no_tokenizer(tmp_path: Path) -> None:
+def test_parquet_and_json_lines_of_tokens_need_no_tokenizer(tmp_path: Path) -> None:
+    own = make_store(tmp_path / "own", ROWS)
     pq.write_table(pa.table({"input_ids": pa.array(ROWS, pa.list_(pa.uint16()))}), tmp_path / "a.parquet")
-    loader = PretrainDataLoader(tmp_path / "a.parquet", **OPTIONS, cache_dir=tmp_path / "cache")
-    assert same_batches(PretrainDataLoader(make_store(tmp_path / "own", ROWS), **OPTIONS), loader)
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"input_ids": row}) + "\n" for row in ROWS))
+    for name in ("a.parquet", "a.jsonl"):
+        loader = PretrainDataLoader(tmp_path / name, **OPTIONS, cache_dir=tmp_path / "cache")
+        assert same_batches(PretrainDataLoader(own, **OPTIONS), loader)
+
+
+def test_data_that_cannot_be_opened_in_place_says_what_to_do(tmp_path: Path) -> None:
+    for name in ("mds/tokens", "webdataset/tokens-000000.tar"):
+        with pytest.raises(ConfigError, match="penstock convert"):
+            open_store(FILES / name)
+    with pytest.raises(ConfigError, match="--dtype int64"):
+        PretrainDataLoader(FILES / "mds/bytes", **OPTIONS)
 
 
 def test_ids_beyond_the_vocabulary_are_refused_in_datasets_and_shards(tmp_path: Path) -> None:
@@ -208,3 +222,15 @@ def test_tokens_are_streamed_without_a_store_and_resume(tmp_path: Path, name: st
 def test_an_opened_file_is_not_streamed() -> None:
     with pytest.raises(ConfigError, match="omit streaming"):
         PretrainDataLoader(open_store(FILES / "megatron/docs"), streaming=True, backend="numpy")
+
+
+@pytest.mark.parametrize("name", ["mds/tokens", "megatron/docs.bin"])
+def test_token_data_in_a_bucket_is_refused_before_it_is_fetched(s3_url: str, tmp_path: Path, name: str) -> None:
+    bucket, prefix = open_bucket(s3_url)
+    for file in (FILES / "mds/tokens/index.json", FILES / "mds/tokens/shard.00000.mds", FILES / "megatron/docs.bin"):
+        bucket.write(f"{prefix}/{file.relative_to(FILES)}", file.read_bytes())
+    with pytest.raises(ConfigError, match="local disk"):
+        PretrainDataLoader(f"{s3_url}/{name}", **OPTIONS, cache_dir=tmp_path / "cache")
+    with pytest.raises(ConfigError, match="local disk"):
+        open_source(f"{s3_url}/{name}")
+    assert not (tmp_path / "cache").exists()

@@ -99,8 +99,8 @@ def test_a_directory_holds_parts_of_so_many_rows_and_appears_at_once(tmp_path: P
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_that_a_killed_run_left_behind_are_not_published(tmp_path: Path, kind: Any) -> None:
     killed = fill(kind(tmp_path / "out", rows_per_file=2))  # neither flushed nor aborted
-    os.close(killed._lock._handle)  # as the system does with what a dead process held
-    killed._lock._handle = None
+    os.close(killed._output._lock._handle)  # as the system does with what a dead process held
+    killed._output._lock._handle = None
     sink = fill(kind(tmp_path / "out", rows_per_file=10), BATCHES[:1])
     sink.flush()
     assert see(sink) == TABLE.slice(0, 5).to_pylist()
@@ -320,7 +320,7 @@ def test_wrong_arguments_are_refused_when_the_sink_is_made(tmp_path: Path) -> No
     with pytest.raises(ConfigError, match="rows_per_file"):
         CsvSink(tmp_path / "out", rows_per_file=0)
     with pytest.raises(ConfigError, match=r"\bsink\b"):
-        JsonlSink("s3://bucket/out.jsonl")
+        JsonlSink("hf://datasets/a/out.jsonl")
     for kind in (ParquetSink, ArrowSink):
         with pytest.raises(ConfigError, match=r"'\.gz'.*compression="):
             kind(tmp_path / f"out{kind.suffix}.gz")

@@ -18,7 +18,7 @@ from penstock.files.objects import open_bucket
 from penstock.loaders import Recipe, prepare
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import DeltaSink, MemorySink
-from penstock.sources import DeltaSource, IcebergSource, MemorySource, open_source
+from penstock.sources import DeltaSource, IcebergSource, MemorySource, ParquetSource, open_source
 from penstock.testing import FailingTransform
 
 TOKENIZER = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"
@@ -55,6 +55,8 @@ def test_a_table_in_a_bucket_is_written_and_read_by_its_url(lake: str) -> None:
     assert numbers(DeltaSource(f"{lake}/t", filter=[("lang", "=", "a b/c")], version=0)) == list(range(0, 60, 3))
     with pytest.raises(ConfigError, match="is a Delta table"):
         open_source(lake)
+    with pytest.raises(ConfigError, match="is a Delta table"):
+        ParquetSource(f"{lake}/t").next_batch(1)
 
 
 def test_files_of_other_partitions_are_not_fetched(lake: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def test_an_index_that_is_missing_or_no_json_is_refused(tmp_path: Path) -> None:
         MdsSource(folder)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_shards_give_rows_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
     folder = change_index(copied(tmp_path, data.draw(st.sampled_from(["tokens", "bytes"]))), lambda shard: None)

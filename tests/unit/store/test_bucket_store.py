@@ -13,7 +13,7 @@ from tests.bucket_stores import upload_store
 from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
 from tests.token_stores import make_rows, make_store
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ChangedFileError, ConfigError, DataError
 from penstock.files.objects import ChangedObjectError, open_bucket
 from penstock.store import Store, append, describe, open_store
 from penstock.store.bucket_shards import part_cache
@@ -193,7 +193,7 @@ def test_nothing_shows_the_secret(
         texts = [repr(store), store.shown, repr(describe(store)), repr(store.bucket), caplog.text]
         for entry in store.manifest.shards:
             open_bucket(url)[0].delete(open_bucket(f"{s3_url}/a.store/{entry.file}")[1])
-        with pytest.raises(DataError) as raised:
+        with pytest.raises(ChangedFileError) as raised:
             store.take(np.arange(600))
         with pytest.raises(DataError) as again:
             opened(url, tmp_path)

@@ -243,7 +243,7 @@ def test_long_documents_become_several_rows(tmp_path: Path, monkeypatch: pytest.
     assert rows_of(tmp_path / "a.bin") == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_indexes_give_rows_inside_the_file_or_an_error(tmp_path: Path, data: st.DataObject) -> None:
     path = write_megatron(tmp_path / "a", [[1, 2], [3], [4, 5, 6]])

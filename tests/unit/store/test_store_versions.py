@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-import penstock.store.writer as writer_module
+import penstock.store.build as build_module
 from penstock.errors import ConfigError, DataError
 from penstock.files.locks import FileLock
 from penstock.store import Lineage, StoreWriter, append, checkout, diff, open_store, prune, versions
@@ -157,7 +157,7 @@ def killed_after(path: Path, monkeypatch: pytest.MonkeyPatch, step: str, *, dura
         if step == "published":
             patch.setattr(shutil, "rmtree", die)
         else:
-            patch.setattr(writer_module, "write_manifest", die)
+            patch.setattr(build_module, "write_manifest", die)
         with pytest.raises(Killed):
             writer.publish()
     assert writer._lock._handle is not None

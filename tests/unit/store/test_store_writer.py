@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock.store.build as build_module
 import penstock.store.writer as module
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.sinks import StoreSink
@@ -267,7 +268,7 @@ def test_options_that_cannot_work_are_refused_at_once(tmp_path: Path, options: A
 
 def test_a_url_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"\bstore\b"):
-        StoreWriter("s3://bucket/store")
+        StoreWriter("hf://datasets/a/store")
 
 
 def test_targets_that_are_taken_or_missing_are_refused(tmp_path: Path) -> None:
@@ -610,7 +611,7 @@ def test_publishing_can_be_repeated_after_a_crash_at_any_point(
     def die(*_: Any, **__: Any) -> None:
         raise Killed
 
-    real, calls = module.write_manifest, []
+    real, calls = build_module.write_manifest, []
 
     def once(*args: Any, **options: Any) -> None:
         if calls:
@@ -623,9 +624,9 @@ def test_publishing_can_be_repeated_after_a_crash_at_any_point(
             case "complete":
                 patch.setattr(module.Build, "place", die)
             case "placed":
-                patch.setattr(module, "write_manifest", die)
+                patch.setattr(build_module, "write_manifest", die)
             case "version":
-                patch.setattr(module, "write_manifest", once)
+                patch.setattr(build_module, "write_manifest", once)
             case "manifest":
                 patch.setattr(Path, "rename", die)
                 patch.setattr(shutil, "rmtree", die)

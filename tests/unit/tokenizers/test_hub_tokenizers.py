@@ -16,6 +16,7 @@ from fake_hub import SHA, FakeHub, serving, use_hub
 from penstock import Pipeline, PretrainDataLoader, open_store
 from penstock.cli.main import app
 from penstock.errors import ConfigError
+from penstock.files.hub import fetch_url
 from penstock.transforms.tokenization import load_tokenizer
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"
@@ -136,6 +137,7 @@ def corpus(hub: FakeHub, tmp_path: Path) -> str:
 def test_data_of_the_hub_is_read_by_its_url(corpus: str, path: str, hub: FakeHub, tmp_path: Path) -> None:
     assert [row for batch in Pipeline(f"{corpus}/{path}") for row in batch.to_pylist()] == ROWS
     assert not [url for url in hub.requests if "resolve" in url and ("other" in url or "README" in url)]
+    assert not list((tmp_path / "hf").rglob("*.parquet"))
     pinned = corpus.replace("corpus", "corpus@v1")
     assert len(next(iter(Pipeline(f"{pinned}/data/train-0.parquet")))) == 3
 
@@ -148,6 +150,7 @@ def test_data_in_the_cache_is_read_offline_and_a_part_of_it_is_not_taken_for_all
             return sum(batch.num_tokens for batch in loader)
 
     one = tokens("data/train-0.parquet")
+    fetch_url(f"{corpus}/data/train-0.parquet")
     use_hub(monkeypatch, hub.url, tmp_path / "hf", offline=True)
     assert tokens("data/train-0.parquet") == one
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE is set"):

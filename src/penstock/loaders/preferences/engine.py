@@ -66,6 +66,11 @@ class PreferenceEngine(PlanEngine):
             )
         return share
 
+    def _request(self, shares: list[Any]) -> int:
+        rows = [rows for share in shares for rows in (share.samples.rows, share.others)]
+        # Both sides of a row are in one part.
+        return self._sides[0].request(np.concatenate(rows)) if rows else 0
+
     def _placed(self, shares: list[Any]) -> Iterator[Any]:
         if not shares:
             return

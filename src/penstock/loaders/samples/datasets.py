@@ -24,8 +24,8 @@ from penstock.memory.cache import LRUCache
 from penstock.pipeline.prefetch import map_ahead
 from penstock.sources.by_suffix import SourceFiles, find_source
 from penstock.sources.columnar import ArrowSource, ParquetSource
-from penstock.sources.lake_source import LakeSource
-from penstock.sources.lakes import open_lake
+from penstock.sources.lakes.base import LakeSource
+from penstock.sources.lakes.lookup import open_lake
 from penstock.sources.saved_dataset import SavedDatasetSource
 from penstock.sources.tables import readable, refuse_splits
 from penstock.store import Store, open_store

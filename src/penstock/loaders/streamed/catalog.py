@@ -10,17 +10,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
+import xxhash
 
 from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.distributed.sharding import CanonicalStreams, canonical_streams
 from penstock.errors import ChangedFileError, ConfigError
 from penstock.files.checksums import FileStamps
 from penstock.files.listing import names_of
+from penstock.files.ranges.remote_file import RemoteFile
 from penstock.order.permutation import Permutation, derive_key
 from penstock.sources import MemorySource, StoreSource, TokenFileSource, open_source
 from penstock.sources.file_source import FileSource
 from penstock.sources.inputs import Input, shown_input
-from penstock.sources.lake_source import LakeSource
+from penstock.sources.lakes.base import LakeSource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, has_files, input_files, split_input
 from penstock.store.foreign.saved_dataset import token_column
@@ -30,6 +33,8 @@ Ints = npt.NDArray[np.int64]
 _LEAST_BYTES, _MOST_BYTES = 1 << 10, 1 << 19
 _BLOCKS_PER_STREAM, _LEAST_BLOCKS_PER_STREAM = 32, 4
 _MOST_BLOCKS = 1 << 17
+_MOST_ETAGS = 256
+"""More files than these have one hash in a state: it does not tell which of them changed."""
 
 ROW = "penstock.row"
 """Column with the number of the input row in its window, which transforms keep."""
@@ -49,6 +54,8 @@ class InputFacts:
         """Open the input once more, if it is still the same."""
         self.stamps.check_all()
         opened = open_input_rows(recipe, paths)
+        for file in getattr(opened.source, "files", ()):
+            self.stamps.check(file)
         names, known = ({name: None for name, _ in files} for files in (input_files(opened.source), self.files))
         for name in [*names, *known]:
             if name not in known or name not in names:
@@ -94,8 +101,12 @@ class Catalog:
         if self.facts is not None:
             return self.facts.files
         found = input_files(self.source)
-        for name, _ in found if has_files(self.source) else ():
-            if Path(name).exists():  # or it is reported when it is opened
+        if isinstance(self.source, StoreSource):
+            names: Any = [name for name, _ in found]
+        else:
+            names = self.source.files if has_files(self.source) else ()
+        for name in names:
+            if isinstance(name, RemoteFile) or Path(name).exists():  # or it is reported when it is opened
                 self.stamps.note(name)
         return found
 
@@ -185,11 +196,25 @@ class Catalog:
         own = self.source.identity() if isinstance(self.source, LakeSource) else []
         return [*([name, size] for name, (_, size) in zip(names, self.files)), *own]
 
+    def etags(self) -> dict[str, str]:
+        """Short hashes of the ETags of remote files, by name, for states; empty for local files."""
+        files = [file for file in getattr(self.source, "files", ()) if isinstance(file, RemoteFile)]
+        known = [(name, file.etag) for name, file in zip(names_of(files), files) if file.etag is not None]
+        found = {name: xxhash.xxh3_64_hexdigest(etag.encode())[:8] for name, etag in known}
+        if len(found) <= _MOST_ETAGS:
+            return found
+        return {"": xxhash.xxh3_64_hexdigest(orjson.dumps(found))}
+
     def check_unchanged(self, block: int) -> None:
         """Raise an error if a file has changed since it was split."""
         if not has_files(self.source):
             return
-        name, size = self.files[self.blocks[block].file]
+        number = self.blocks[block].file
+        name, size = self.files[number]
+        files = getattr(self.source, "files", None)
+        if files is not None and isinstance(files[number], RemoteFile):
+            self.stamps.check(files[number])
+            return
         now = Path(name).stat().st_size
         if now != size:
             raise ConfigError(

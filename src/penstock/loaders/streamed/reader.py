@@ -303,9 +303,26 @@ class StreamReader:
             "epoch_step": position.epoch_step,
             "streams": {str(number): cursor.to_text() for number, cursor in sorted(position.cursors.items())},
         }
+        if etags := self._etags:
+            facts["etags"] = etags
         if position.taken:
             facts |= {"taken": position.taken, "world_size": self.rank.world_size}
         return _STATE.write(facts)
+
+    @cached_property
+    def _etags(self) -> dict[str, str]:
+        return self.catalog.etags()
+
+    def _check_etags(self, saved: Any) -> None:
+        """Refuse objects that were replaced by others of the same name and size since the state was saved."""
+        if not isinstance(saved, Mapping) or not self._etags or saved == self._etags:
+            return
+        changed = [name for name, etag in self._etags.items() if name in saved and saved[name] != etag]
+        what = f"{changed[0]!r} was" if changed and changed[0] else "some of the input files were"
+        raise ResumeError(
+            f"{what} replaced since the state was saved (the ETag is another); restore the files, or start without "
+            "the state"
+        )
 
     def from_state(self, state: Mapping[str, Any]) -> StreamPosition:
         """Position of a state; refuses states of other streams."""
@@ -320,6 +337,7 @@ class StreamReader:
                 f"the state belongs to the plan {state.get('plan')}, this is {self.fingerprint}: files, recipe, "
                 "seed, packing or window differ; restore them, or start without the state"
             )
+        self._check_etags(state.get("etags"))
         try:
             epoch, step, epoch_step = (int(state[name]) for name in ("epoch", "step", "epoch_step"))
             cursors = {int(number): StreamCursor.from_text(text) for number, text in state["streams"].items()}

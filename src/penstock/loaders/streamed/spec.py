@@ -13,6 +13,7 @@ from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import Rendezvous
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
+from penstock.files.ranges.read_ahead import window_for
 from penstock.loaders.streamed.catalog import Catalog, InputFacts, OpenedInput, open_input_rows
 from penstock.loaders.streamed.rows import WindowSampling
 from penstock.loaders.streamed.sampled_windows import WindowFiller
@@ -132,6 +133,9 @@ class StreamSpec:
         for transform in ready.transforms:
             if isinstance(transform, Fitting):
                 transform.fit_budget(self.memory)
+        # Of remote files every stream reads ahead for itself.
+        if hasattr(ready.source, "read_ahead_bytes"):
+            ready.source.read_ahead_bytes = window_for(2 * self.memory // max(1, len(self.lanes)))
         builder = WindowBuilder(
             self.catalog,
             ready.transforms,

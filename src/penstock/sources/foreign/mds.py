@@ -18,6 +18,7 @@ import pyarrow as pa
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.sources.file_source import FileSource, check_columns, project
 from penstock.sources.foreign.mds_index import INDEX, MdsShard, is_mds, mds_files, read_index
 
@@ -71,7 +72,12 @@ class MdsSource(FileSource):
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns, dtypes=self._dtypes or None)
         self._shards: dict[Path, MdsShard] = {}
 
-    def _shard(self, path: Path) -> MdsShard:
+    def _shard(self, given: InputFile) -> MdsShard:
+        if isinstance(given, RemoteFile):
+            raise ConfigError(
+                f"{str(given)!r} is a shard of MDS at a URL, and these are read from local disk; copy the folder"
+            )
+        path = given
         if path not in self._shards:
             # A merged index names shards in folders below its own.
             home = next((folder for folder in path.parents if is_mds(folder)), path.parent)
@@ -80,7 +86,7 @@ class MdsSource(FileSource):
             raise DataError(f"{INDEX} does not name this file; pass the folder", file=str(path))
         return self._shards[path]
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         shard = self._shard(path)
         there = [name for name, _, _ in shard.columns]
         for name in self._dtypes:
@@ -99,14 +105,14 @@ class MdsSource(FileSource):
             fields.append(pa.field(name, kind))
         return project(pa.schema(fields), wanted, str(path))
 
-    def _file_rows(self, path: Path) -> int | None:
+    def _file_rows(self, path: InputFile) -> int | None:
         return self._shard(path).samples
 
-    def _open(self, path: Path) -> _MdsReader:
+    def _open(self, path: InputFile) -> _MdsReader:
         return _MdsReader(self._shard(path), path, self._file_schema(path), self._dtypes)
 
 
-def _type_of(name: str, encoding: str, dtype: str | None, path: Path) -> pa.DataType | None:
+def _type_of(name: str, encoding: str, dtype: str | None, path: InputFile) -> pa.DataType | None:
     """Arrow type of a column; None for arrays that name their own dtype."""
     if encoding == "pkl":
         raise DataError(
@@ -149,7 +155,7 @@ def _type_of(name: str, encoding: str, dtype: str | None, path: Path) -> pa.Data
 class _MdsReader:
     """One open shard. Every size in it is compared with the bytes that there are before it is used."""
 
-    def __init__(self, shard: MdsShard, path: Path, schema: pa.Schema | None, dtypes: Mapping[str, str]) -> None:
+    def __init__(self, shard: MdsShard, path: InputFile, schema: pa.Schema | None, dtypes: Mapping[str, str]) -> None:
         self._shard, self._path, self._dtypes = shard, path, dtypes
         self._schema = schema
         data = shard.read()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import hashlib
 import io
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,15 +16,17 @@ import orjson
 import pyarrow as pa
 import xxhash
 
-from penstock.errors import DataError
-from penstock.files.listing import FoundFiles
+from penstock.errors import ConfigError, DataError
+from penstock.files.filesystems import is_remote, shown
+from penstock.files.listing import FoundFiles, PathLike
+from penstock.files.remote import RemotePath, path_of
 
 INDEX = "index.json"
 _CODECS = {"zstd": "zstd", "gz": "gzip", "br": "brotli", "bz2": "bz2", "snappy": "snappy"}
 _XXHASHES = ("xxh32", "xxh64", "xxh128", "xxh3_64", "xxh3_128")
 _MOST_BYTES = 1 << 32
 """Places of samples in a shard have 32 bits."""
-_MOST_INDEX_BYTES = 1 << 30
+_MOST_INDEX_BYTES, _LOOK_BYTES = 1 << 30, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,26 @@ def is_mds(folder: Path) -> bool:
         return isinstance(facts, dict) and any(shard.get("format") == "mds" for shard in facts["shards"])
     except (ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def refuse_remote_tokens(path: PathLike) -> None:
+    """Raise a ConfigError if a URL leads to token data that is read from local disk, before any of it is fetched."""
+    if not is_remote(path) or os.fspath(path).startswith("hf://"):
+        return
+    place = path_of(path)
+    if not isinstance(place, RemotePath):
+        return
+    found = place.suffix in (".bin", ".idx", ".mds")
+    if not found and place.can_be_listed and not place.suffix and not re.search(r"[*\[]", place.url):
+        try:
+            found = (place / INDEX).is_file() and b'"mds"' in (place / INDEX).read_bytes()[:_LOOK_BYTES]
+        except OSError:
+            return  # reported when the files are listed
+    if found:
+        raise ConfigError(
+            f"{shown(place.url)!r} is token data of another program at a URL, and such data is read from local disk; "
+            "copy it to this machine with the tools of the storage, and pass the copy"
+        )
 
 
 def mds_files(folder: Path) -> FoundFiles:

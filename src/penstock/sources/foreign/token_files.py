@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 import pyarrow as pa
 
@@ -23,7 +23,7 @@ _STATE = StateFormat("rows of token files", "a TokenFileSource", fields={"conten
 
 
 class TokenFileSource(Source):
-    """The rows of a file of tokens that another program wrote (Megatron, nanoGPT, llm.c), as views of the file.
+    """The rows of a file of tokens that another program wrote (Megatron, nanoGPT, llm.c), read a megabyte at a time.
 
     Options are those of `open_store` for such files. A position belongs to the content of the file, not to its name.
     """
@@ -42,7 +42,6 @@ class TokenFileSource(Source):
         self._store: ForeignStore | None = None
         self._starts: list[int] = []
         self._row = 0
-        self._batches: Iterator[pa.RecordBatch] | None = None
         self._pending: pa.RecordBatch | None = None
         self._origin: Origin | None = None
 
@@ -71,13 +70,15 @@ class TokenFileSource(Source):
         if self._row >= len(store):
             self.close()
             return None
+        shard = bisect_right(self._starts, self._row) - 1
         if self._pending is None:
-            if self._batches is None:
-                self._batches = store.batches(self._row, columns=self._columns)
-            self._pending = next(self._batches)
+            reader: Any = store.open_shard(shard)
+            within = self._row - self._starts[shard]
+            piece = reader.find(within)
+            found = reader.batch(piece, mapped=False).slice(within - reader.starts[piece])
+            self._pending = found if self._columns is None else found.select(self._columns)
         batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
         self._pending = rest if rest.num_rows else None
-        shard = bisect_right(self._starts, self._row) - 1
         self._origin = Origin(str(store.shard_path(shard)), self._row - self._starts[shard])
         self._row += batch.num_rows
         return batch
@@ -93,7 +94,6 @@ class TokenFileSource(Source):
         shard = bisect_right(self._starts, self._row) - 1
         reader = self.store.open_shard(shard)
         piece = reader.find(self._row - self._starts[shard])
-        self._batches = None
         self._row = self._starts[shard] + reader.starts[piece + 1]
         return "the rest of a piece of the file is unreadable"
 
@@ -108,7 +108,7 @@ class TokenFileSource(Source):
 
     def close(self) -> None:
         """Drop the mapping. The next read opens the file again, at the same position."""
-        self._batches = self._pending = self._store = None
+        self._pending = self._store = None
 
     def state_dict(self) -> State:
         return _STATE.write({"content": self.store.manifest.checksum, "row": self._row})

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ast
 import gzip
+import io
 import re
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -19,6 +19,8 @@ import pyarrow as pa
 from penstock.errors import ConfigError, DataError
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike
+from penstock.files.ranges.read_ahead import open_raw
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
 from penstock.memory.budget import parse_bytes
 from penstock.sources.file_source import FileSource, check_columns, project
 
@@ -57,17 +59,17 @@ class WebDatasetSource(FileSource):
         self._most = parse_bytes(max_member_bytes)
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         reader = _TarReader(path, None, self._columns, self._most)
         try:
             return project(reader.schema, self._list.partitions.stored(self._columns, reader.schema.names), str(path))
         finally:
             reader.close()
 
-    def _file_rows(self, path: Path) -> int | None:
+    def _file_rows(self, path: InputFile) -> int | None:
         return None
 
-    def _open(self, path: Path) -> _TarReader:
+    def _open(self, path: InputFile) -> _TarReader:
         return _TarReader(path, self._file_schema(path), self._columns, self._most)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
@@ -78,16 +80,23 @@ class WebDatasetSource(FileSource):
             raise
 
 
+def _unzipped(path: InputFile) -> gzip.GzipFile:
+    """A `.tgz` file, which no suffix of a compression tells."""
+    if isinstance(path, RemoteFile):
+        return gzip.GzipFile(fileobj=io.BufferedReader(open_raw(path)))
+    return gzip.GzipFile(path)
+
+
 Sample = dict[str, Any]
 
 
 class _TarReader:
     """One open archive."""
 
-    def __init__(self, path: Path, schema: pa.Schema | None, columns: Sequence[str] | None, most: int) -> None:
+    def __init__(self, path: InputFile, schema: pa.Schema | None, columns: Sequence[str] | None, most: int) -> None:
         self._path, self._most, self._wanted = path, most, None if columns is None else set(columns)
         self._row = 0
-        self._file = _Reading(gzip.GzipFile(path) if path.suffix == ".tgz" else open_input(path))
+        self._file = _Reading(_unzipped(path) if path.suffix == ".tgz" else open_input(path))
         self._samples = self._read()
         self._ahead: Sample | None = None
         try:

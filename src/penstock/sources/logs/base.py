@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.connections.logs import Log, Messages, Retries
-from penstock.errors import ConfigError, DataError, ResumeError
+from penstock.errors import ConfigError, DataError, ResumeError, StoppedError
 from penstock.files.states import StateFormat
 from penstock.pipeline.config import check_max_wait
 from penstock.pipeline.functions import arrow_schema
-from penstock.pipeline.stages import Origin, Source, State
+from penstock.pipeline.stages import Origin, Rejected, Source, State
 from penstock.sources.file_source import is_schema, schema_mark, schema_of
 from penstock.sources.logs.messages import BadMessage, MessageDecoder
 from penstock.sources.logs.partition import LogPosition, PartitionReader
@@ -81,6 +82,8 @@ class LogSource(Source):
         self._readers: dict[int, PartitionReader] | None = None
         self._ends: dict[int, int] | None = None
         self._identity: str | None = None
+        self._loader_bounds: dict[int, tuple[int, int | None]] = {}
+        """Where loaders begin and end, the same in every epoch."""
         self._turn = 0
         self._chunk: _Chunk | None = None
         self._first = self._row = 0
@@ -106,7 +109,13 @@ class LogSource(Source):
 
     def keep_json(self, columns: Mapping[str, Collection[str]]) -> bool:
         """Keep these columns of JSON messages as JSON text, for a stage that wants it; True if they are kept so."""
-        return self._decoder.keep_json(columns)
+        if self._row or not self._decoder.keep_json(columns):
+            return False
+        chunk = self._chunk
+        if chunk is not None and self._decoder.schema is None:  # of messages that were looked at already
+            self._decoder.learn(chunk.messages)
+            self._chunk = _Chunk.of(self._decoder, chunk.partition, chunk.begin, chunk.messages)
+        return True
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         if self._chunk is None or self._chunk.over:
@@ -206,6 +215,8 @@ class LogSource(Source):
         if state["positions"] is not None:
             self._identity = state["identity"]
             self._ends = ends if state["ends"] is not None else None
+            if self._ends is None:
+                given = self._first_of_new_partitions() | given
             self._open(given)
 
     def __repr__(self) -> str:
@@ -216,7 +227,7 @@ class LogSource(Source):
         metadata = f", metadata={self._decoder.metadata!r}" if self._decoder.metadata else ""
         return f"{type(self).__name__}({self._log.name!r}{start}{until}{form}{columns}{metadata})"
 
-    # -- for loaders that read partitions on their own ------------------------------------------------------------------
+    # -- for loaders that read partitions on their own ----------------------------------------------------------------
 
     def sampled_identity(self) -> list[Any]:
         """Identity for the plan of a stream: the log and where reading begins."""
@@ -229,20 +240,20 @@ class LogSource(Source):
     def partition_count(self) -> int:
         return len(self._log_partitions())
 
-    def open_partition(self, index: int, at: int) -> tuple[Log, PartitionReader, MessageDecoder]:
+    def open_partition(self, index: int, at: int) -> OpenedPartition:
         """A reader of one partition with a connection of its own, from the start, or from an offset (`at` - 1)."""
         number = self._log_partitions()[index]
-        log, retries = self._new_connection()
-        start, end = self._bounds(log, retries, number)
+        log = self._new_log()
+        retries = Retries(log, self._retry_seconds, self._pause)
+        if number not in self._loader_bounds:
+            self._loader_bounds[number] = self._bounds(log, retries, number)
+        start, end = self._loader_bounds[number]
         position = LogPosition(at - 1, after=True) if at else LogPosition(start)
         self.schema  # noqa: B018 - it is learned now, if it was not given
-        return log, self._new_reader(log, number, position, end, retries), self._decoder
+        reader = self._new_reader(log, number, position, end, retries)
+        return OpenedPartition(log, reader, self._decoder, self.partition_name(index))
 
     # -- inside ------------------------------------------------------------------------------------------------------
-
-    def _new_connection(self) -> tuple[Log, Retries]:
-        log = self._new_log()
-        return log, Retries(log, self._retry_seconds, self._pause)
 
     def _retrying(self) -> Retries:
         return Retries(self._log, self._retry_seconds, self._pause)
@@ -268,6 +279,14 @@ class LogSource(Source):
             self._open({number: LogPosition(start) for number, (start, _) in bounds.items()})
         assert self._readers is not None
         return self._readers
+
+    def _first_of_new_partitions(self) -> dict[int, LogPosition]:
+        """Beginnings of all partitions: one that was added since a state was saved is read from its first message."""
+        retries, found = self._retrying(), {}
+        for number in self._log_partitions():
+            bounds = retries(partial(self._log.bounds, number))
+            found[number] = LogPosition(bounds.first)
+        return found
 
     def _open(self, positions: Mapping[int, LogPosition]) -> None:
         retries = self._retrying()
@@ -342,8 +361,10 @@ class LogSource(Source):
             if ready is not None:
                 reader, begin, messages = ready
                 self._chunk = _Chunk.of(self._decoder, reader.partition, begin, messages)
-        if self._chunk is not None or self._stopped or all(reader.over for reader in readers.values()):
+        if self._chunk is not None or all(reader.over for reader in readers.values()):
             return None
+        if self._stopped:
+            raise StoppedError("reading was interrupted before the end of the messages")
         return pa.RecordBatch.from_pylist([], schema=self._decoder.schema or pa.schema([]))
 
     def _ready(self, most: int, idle_seconds: float | None) -> tuple[PartitionReader, LogPosition, Messages] | None:
@@ -386,6 +407,42 @@ class LogSource(Source):
         self._origin = self._origin_at(chunk, bad.index)
         place = offset if offset <= _MOST_PLACE else None
         return DataError(bad.reason, file=where, row=self._row, offset=place, data=bad.data)
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedPartition:
+    """A partition that a loader reads by itself; what is taken depends on the log alone, never on time."""
+
+    log: Log
+    reader: PartitionReader
+    decoder: MessageDecoder
+    name: str
+
+    def take(self, max_messages: int, max_bytes: int) -> Messages:
+        """The next messages; none at the end. Waits until there are as many."""
+        found = self.reader.take(max_messages, max_bytes, None)
+        if len(found) < max_messages and not self.reader.over and found.nbytes < max_bytes:
+            raise StoppedError("reading was interrupted before the end of the messages")
+        return found
+
+    def decode(self, messages: Messages) -> tuple[pa.RecordBatch, npt.NDArray[np.int64], tuple[Rejected, ...]]:
+        """Rows, their places, and messages that are no rows."""
+        rows = self.decoder.decode(messages, self.reader.partition)
+        places = np.array([self.place(offset) for offset in messages.offsets], np.int64)
+        rejected = [self._rejected(messages, bad) for bad in rows.bad]
+        return rows.batch, places[rows.owners], tuple(rejected)
+
+    def _rejected(self, messages: Messages, bad: BadMessage) -> Rejected:
+        offset = messages.offsets[bad.index]
+        where = f"{self.name}, offset {self.log.spell(offset)}"
+        return Rejected(where, None, self.place(offset), "reading", bad.kind, bad.reason, bad.data)
+
+    def place(self, offset: int) -> int:
+        """An offset as a number of 64 bits: of an id of Redis its milliseconds."""
+        return offset if offset <= _MOST_PLACE else offset >> 64
+
+    def close(self) -> None:
+        self.log.close()
 
 
 @dataclass(slots=True)

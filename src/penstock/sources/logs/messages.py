@@ -29,6 +29,9 @@ METADATA: dict[str, pa.DataType] = {
 }
 _COLUMNS = {"text": pa.field("text", pa.string()), "bytes": pa.field("value", pa.binary())}
 _SHOWN_BYTES = 80
+_NEWLINE, _RETURN = b"\n\r"
+_MIXED = "pass mixed='json' to keep the field as JSON text, or schema="
+"""Advice of the reader of files, which messages have no option for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ class MessageDecoder:
         for column in self.metadata.values():
             if column in values.names:
                 raise ConfigError(
-                    f"{self._log.name}: the messages have a field {column!r}; name the metadata column otherwise, as in "
+                    f"{self._log.name}: the messages have a field {column!r}; give the column another name, as in "
                     f"metadata={{{next(iter(self.metadata))!r}: '_{column}'}}"
                 )
         own = [pa.field(name, self._kind(what)) for what, name in self.metadata.items()]
@@ -108,7 +111,8 @@ class MessageDecoder:
             try:
                 found = self._json.learn([value for value in messages.values if value])
             except SchemaError as error:
-                raise SchemaError(f"{self._log.name}, among the first {len(messages)} messages: {error}") from error
+                told = str(error).replace(_MIXED, "or pass schema=").removeprefix("messages, ")
+                raise SchemaError(f"{self._log.name}, first messages, {told}") from error
         else:
             found = pa.schema([])
             for value in messages.values:
@@ -225,6 +229,8 @@ class _JsonMessages(JsonlSource):
         return self.found
 
     def decode(self, values: Sequence[bytes | None]) -> MessageRows:  # type: ignore[override]
+        if (fast := self._decode_lines(values)) is not None:
+            return fast
         bad: list[BadMessage] = []
         lines, owners = [], []
         for at, value in enumerate(values):
@@ -245,7 +251,19 @@ class _JsonMessages(JsonlSource):
         kept = numbers if decoded.rows is None else numbers[list(decoded.rows)]
         return MessageRows(decoded.batch, kept, bad)
 
-    def _lines(self, lines: list[bytes]) -> Block:
+    def _decode_lines(self, values: Sequence[bytes | None]) -> MessageRows | None:
+        """Rows of messages that are lines already and all good, as nearly always; None for others."""
+        if not all(values):
+            return None
+        block = self._lines(values)  # type: ignore[arg-type]
+        data = np.frombuffer(block.data, np.uint8)
+        if np.count_nonzero(data == _NEWLINE) != len(values) or (data == _RETURN).any():
+            return None
+        decoded = self._decode(block)
+        whole = not decoded.rejected and decoded.batch.num_rows == len(values)
+        return MessageRows(decoded.batch, np.arange(len(values)), []) if whole else None
+
+    def _lines(self, lines: Sequence[bytes]) -> Block:
         data = pa.py_buffer(b"\n".join(lines) + b"\n")
         meta = {"records": len(lines), "file": 0, "layout": self._layout(0)}
         return Block(Origin("messages"), data, data.size, meta)

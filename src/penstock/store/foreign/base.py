@@ -23,7 +23,7 @@ from penstock.store.shards import ShardStamp
 Ints = npt.NDArray[np.int64]
 TOKENS = "input_ids"
 _PIECE_TOKENS = 1 << 19
-_CHUNK_ROWS = 1 << 20
+_CHUNK_ROWS = 1 << 17
 _WHOLE_BYTES = 64 << 20
 _BLOCKS, _BLOCK_BYTES = 1024, 1 << 16
 
@@ -70,7 +70,9 @@ class ForeignReader(Protocol):
 
     def find(self, row: int) -> int: ...
 
-    def batch(self, piece: int) -> pa.RecordBatch: ...
+    def batch(self, piece: int, *, mapped: bool = True) -> pa.RecordBatch:
+        """Rows of a piece; not `mapped`, they are read into memory where that keeps the file's pages out of it."""
+        ...
 
 
 class ForeignStore(Store):
@@ -169,9 +171,10 @@ class FlatReader:
         lengths: npt.NDArray[np.int32],
         *,
         files: Sequence[Path] = (),
+        header_bytes: int = 0,
     ) -> None:
         self.path, self.lengths, self.rows = path, lengths, len(lengths)
-        self._values, self._places = values, places
+        self._values, self._places, self._header_bytes = values, places, header_bytes
         self._marked = tuple(files) or (path,)
         self.stamp = ShardStamp(*self._marked)
         self.schema = pa.schema([(TOKENS, pa.list_(pa.from_numpy_dtype(values.dtype)))])
@@ -202,14 +205,14 @@ class FlatReader:
                 self.batch(piece)
         return self._base + self._places(rows)
 
-    def batch(self, piece: int) -> pa.RecordBatch:
+    def batch(self, piece: int, *, mapped: bool = True) -> pa.RecordBatch:
         """Rows of a piece, as views of the file if they follow one another in it."""
         self.stamp.check()
         low, high = self.starts[piece], self.starts[piece + 1]
         places, lengths = self._places(slice(low, high)), self.lengths[low:high].astype(np.int64)
         ends = places + lengths
         if (places[1:] == ends[:-1]).all():
-            values = self._values[places[0] : ends[-1]]
+            values = self._slice(int(places[0]), int(ends[-1]), mapped)
         else:
             values = np.concatenate([self._values[place:end] for place, end in zip(places.tolist(), ends.tolist())])
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -218,6 +221,16 @@ class FlatReader:
             self._unchecked[piece] = False
         flat = pa.Array.from_buffers(self.schema.field(0).type.value_type, len(values), [None, pa.py_buffer(values)])
         return pa.RecordBatch.from_arrays([pa.ListArray.from_arrays(pa.array(offsets), flat)], schema=self.schema)
+
+    def _slice(self, low: int, high: int, mapped: bool) -> npt.NDArray[Any]:
+        if mapped:
+            return self._values[low:high]
+        dtype = self._values.dtype
+        values = np.fromfile(self.path, dtype, high - low, offset=self._header_bytes + low * dtype.itemsize)
+        if len(values) < high - low:
+            self.stamp.check()
+            raise DataError("it ends before its rows do; copy it again", file=str(self.path))
+        return values
 
     @contextmanager
     def reading(self, row: int) -> Iterator[None]:

@@ -11,7 +11,7 @@ from penstock._suggest import check_options
 from penstock.errors import ConfigError, DataError
 from penstock.store.foreign.base import ForeignOptions, ForeignReader, ForeignStore
 from penstock.store.foreign.megatron import pair_at, read_megatron
-from penstock.store.foreign.saved_dataset import ArrowTokens, columns_in_place, read_saved, saved_files
+from penstock.store.foreign.saved_dataset import STATE, ArrowTokens, columns_in_place, read_saved, saved_files
 from penstock.store.foreign.token_file import read_token_file
 
 _FLAT = frozenset({".bin"})
@@ -56,6 +56,16 @@ def is_foreign(path: Path, *, alone: bool = False) -> bool:
         return False
     schema = _schema_of(files[0])
     return schema is not None and columns_in_place(schema, {}) is not None and not (alone and has_texts(schema))
+
+
+def refuse_archive(path: Path) -> None:
+    """Refuse data of other programs that may hold tokens, but not in a form that can be read in place."""
+    archive = path.is_file() and (".tar" in path.suffixes or path.suffix == ".tgz")
+    if archive or any((path / name).is_file() for name in ("index.json", STATE)):
+        raise ConfigError(
+            f"{path} cannot be read in place; if it holds tokens, `penstock convert {path} OUT --to store` makes a "
+            "store of it, and a loader that is given the path makes one in its cache"
+        )
 
 
 def is_token_file(path: Path) -> bool:

@@ -10,6 +10,7 @@ int8     mode of each sequence, in multimodal files alone
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ MAGIC, HEADER = b"MMIDIDX\x00\x00", struct.Struct("<9sQBQQ")
 DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 6: "float64", 7: "float32", 8: "uint16"}
 """Codes of dtypes in an index."""
 _ROWS = ("documents", "sequences")
-_CHUNK = 1 << 20
+_CHUNK = 1 << 17
 
 
 def pair_at(path: Path) -> tuple[Path, Path] | None:
@@ -63,7 +64,8 @@ def read_megatron(tokens: Path, index: Path, options: ForeignOptions) -> FlatRea
                 f"a sequence begins in the middle of a {dtype.name} token; the index is damaged, copy it again",
                 file=str(index),
             )
-    if wanted == "sequences" or (marks == sequences + 1 and bool((np.diff(documents) == 1).all())):
+    # As many marks as sequences, ascending from the first to the last: one sequence a document.
+    if wanted == "sequences" or (marks == sequences + 1 and not _repeats(documents)):
         return FlatReader(tokens, values, _Pointers(pointers, shift), lengths, files=(tokens, index))
     if sequences and (pointers[1:] != pointers[:-1] + (lengths[:-1].astype(np.int64) << shift)).any():
         raise DataError(
@@ -124,9 +126,20 @@ def _header(raw: npt.NDArray[np.uint8], path: Path) -> tuple[np.dtype[Any], int,
     return np.dtype(DTYPES[code]), sequences, marks
 
 
+def _steps(documents: npt.NDArray[np.int64]) -> Iterator[npt.NDArray[np.int64]]:
+    """Differences of neighbouring marks, in parts."""
+    for low in range(0, len(documents) - 1, _CHUNK):
+        yield np.diff(documents[low : low + _CHUNK + 1])
+
+
+def _repeats(documents: npt.NDArray[np.int64]) -> bool:
+    """True if a document has no sequence, so that another has several."""
+    return any((part != 1).any() for part in _steps(documents))
+
+
 def _check_marks(documents: npt.NDArray[np.int64], sequences: int, path: Path) -> None:
     fits = len(documents) > 0 and documents[0] == 0 and documents[-1] == sequences
-    if not fits or (np.diff(documents) < 0).any():
+    if not fits or any((part < 0).any() for part in _steps(documents)):
         raise DataError(
             f"its document marks do not lead from 0 to its {sequences} sequences; the index is damaged", file=str(path)
         )

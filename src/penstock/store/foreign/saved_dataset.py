@@ -156,7 +156,7 @@ class ArrowTokens:
     def find(self, row: int) -> int:
         return bisect_right(self.starts, row) - 1
 
-    def batch(self, piece: int) -> pa.RecordBatch:
+    def batch(self, piece: int, *, mapped: bool = True) -> pa.RecordBatch:
         self.stamp.check()
         if self._unchecked[piece]:
             self._check(piece)

@@ -49,7 +49,7 @@ def read_token_file(path: Path, options: ForeignOptions) -> FlatReader:
         begins = np.unique(np.concatenate([begins, marks[marks < len(values)]]))
     begins = _cut_long(begins, len(values))
     lengths = np.diff(np.concatenate([begins, [len(values)]])).astype(np.int32)
-    return FlatReader(path, values, begins.__getitem__, lengths)
+    return FlatReader(path, values, begins.__getitem__, lengths, header_bytes=HEADER_BYTES if has_header else 0)
 
 
 def _tokens(raw: npt.NDArray[np.uint8], path: Path, dtype: str | None) -> tuple[npt.NDArray[Any], bool]:

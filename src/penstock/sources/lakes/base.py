@@ -18,6 +18,7 @@ from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.filesystems import is_remote, local_path, shown
 from penstock.files.listing import FoundFiles, list_files
+from penstock.files.ranges.remote_file import InputFile
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import State
 from penstock.sources.columnar import ParquetSource
@@ -231,7 +232,7 @@ class LakeSource(ParquetSource):
         return None if None in rows else sum(count for count in rows if count is not None)
 
     def rows_of(
-        self, batch: pa.RecordBatch, path: Path, row: int
+        self, batch: pa.RecordBatch, path: InputFile, row: int
     ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64] | None]:
         file = self.file_of[str(path)]
         kept: npt.NDArray[np.bool_] | None = None
@@ -249,7 +250,7 @@ class LakeSource(ParquetSource):
             return shaped, None
         return shaped.filter(pa.array(kept)), np.flatnonzero(kept)
 
-    def shaped(self, batch: pa.RecordBatch, path: Path) -> pa.RecordBatch:
+    def shaped(self, batch: pa.RecordBatch, path: InputFile) -> pa.RecordBatch:
         raise NotImplementedError("rows of a table may be deleted, so they have numbers; use rows_of")
 
     def state_dict(self) -> State:
@@ -343,13 +344,13 @@ class LakeSource(ParquetSource):
             login = at = ""  # the container, or there already
         return f"{'s3' if scheme in ('s3a', 's3n') else scheme}://{login}{at}{rest}{'?' if query else ''}{query}"
 
-    def _file_schema(self, path: Path) -> pa.Schema:
+    def _file_schema(self, path: InputFile) -> pa.Schema:
         return self.schema
 
     def _common_schema(self) -> pa.Schema:
         return self.schema
 
-    def _file_rows(self, path: Path) -> int | None:
+    def _file_rows(self, path: InputFile) -> int | None:
         return self.file_of[str(path)].rows
 
     @property
@@ -444,7 +445,7 @@ class LakeSource(ParquetSource):
             for number, member in enumerate(members)
         )
 
-    def _damaged(self, error: Exception, path: Path, row: int) -> Exception:
+    def _damaged(self, error: Exception, path: InputFile, row: int) -> Exception:
         if isinstance(error, FileNotFoundError):
             return self._gone(path.name)
         return super()._damaged(error, path, row)
@@ -470,7 +471,7 @@ class _TableFiles(FileList):
         self._source = source
 
     @property
-    def files(self) -> list[Path]:
+    def files(self) -> list[InputFile]:
         if self._found is None:
             there = self._source.snapshot.files
             locations = [file.location for file in there]
@@ -480,8 +481,9 @@ class _TableFiles(FileList):
                 except FileNotFoundError as error:
                     raise self._source._gone(str(error)) from error
             else:
-                self._found = FoundFiles(map(Path, locations), (), [()] * len(locations))
-                gone = [path.name for path in self._found if not path.exists()]
+                paths = [*map(Path, locations)]
+                self._found = FoundFiles(paths, (), [()] * len(locations))
+                gone = [path.name for path in paths if not path.exists()]
                 if gone:
                     self._found = None
                     raise self._source._gone(gone[0], len(gone))

@@ -13,9 +13,9 @@ from penstock.errors import ConfigError
 from penstock.files.filesystems import local_or_none, shown
 from penstock.files.listing import PathLike
 from penstock.files.objects import is_object_url
-from penstock.sources.delta import DeltaSource
-from penstock.sources.iceberg import IcebergSource
-from penstock.sources.lake_source import LakeSource
+from penstock.sources.lakes.base import LakeSource
+from penstock.sources.lakes.delta import DeltaSource
+from penstock.sources.lakes.iceberg import IcebergSource
 
 _VERSION = re.compile(r"(?P<path>.+)@v(?P<number>\d+)/?")
 

@@ -15,7 +15,7 @@ from penstock.connections.iceberg import open_table
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import shown
 from penstock.files.listing import PathLike
-from penstock.sources.lake_source import LakeFile, LakeSource, RowFilter, Snapshot
+from penstock.sources.lakes.base import LakeFile, LakeSource, RowFilter, Snapshot
 
 _PRUNING = (str, bool, int, float, datetime.date, datetime.datetime)
 _FIELD_ID = b"PARQUET:field_id"

@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.connections.delta import open_table
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
-from penstock.sources.lake_source import LakeFile, LakeSource, Snapshot
+from penstock.sources.lakes.base import LakeFile, LakeSource, Snapshot
 
 _FEATURES = {
     *("deletionVectors", "columnMapping", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"),

@@ -1,0 +1,380 @@
+"""Reading remote files ahead of whoever uses their bytes: several requests at a time, a bounded number of bytes.
+
+A `RemoteReadAhead` is for files that are read from front to back, one after the other; a `RangeFile` for files of which
+some ranges are read, such as the column chunks of Parquet. What was requested counts as held from then on.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import chain
+from typing import Any, TypeVar
+
+import pyarrow as pa
+
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
+
+Result = TypeVar("Result")
+
+WINDOW_BYTES = 32 << 20
+"""Most bytes that are requested ahead, where the memory is not known."""
+_LEAST_WINDOW, _MOST_WINDOW = 1 << 18, 64 << 20
+_SHARE = 8
+"""Part of a memory budget that is read ahead: one in so many."""
+_PARTS = 4
+"""Requests for a window at the same time: few large ones, since servers read whole blocks."""
+_LEAST_PART, _FIRST_PART, _MOST_PART = 1 << 16, 1 << 18, 8 << 20
+_TOGETHER_BYTES = 1 << 16
+_MOST_REQUESTS = 32
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def submit(work: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """Make a request in one of the threads that all readers of the process share."""
+    pool = _pools.get(os.getpid())
+    if pool is None:
+        _pools.clear()  # those of a parent process have no threads here
+        pool = _pools.setdefault(os.getpid(), ThreadPoolExecutor(_MOST_REQUESTS, thread_name_prefix="penstock-request"))
+    return pool.submit(work, *arguments)
+
+
+def window_for(budget_bytes: int) -> int:
+    """Bytes to read ahead within a memory budget."""
+    return max(_LEAST_WINDOW, min(_MOST_WINDOW, budget_bytes // _SHARE))
+
+
+def _part_of(window_bytes: int) -> int:
+    """Bytes of a request where so many are requested ahead: a power of two."""
+    return 1 << (max(_LEAST_PART, min(_MOST_PART, window_bytes // _PARTS)).bit_length() - 1)
+
+
+class _Lane:
+    """A range of a file that is read from front to back, in parts that are requested ahead."""
+
+    def __init__(self, file: RemoteFile, start: int, stop: int, part_bytes: int) -> None:
+        self.file, self.start, self.stop = file, start, stop
+        self._part_bytes, self.requested = part_bytes, start
+        self._parts: deque[tuple[int, int, Future[Any]]] = deque()
+        self.held = 0
+
+    @property
+    def over(self) -> bool:
+        """True if all of it was requested."""
+        return self.requested >= self.stop
+
+    def request(self, most: int | None = None, *, aligned: bool = False) -> int:
+        """Request the next part; how many bytes it has. An aligned one ends at a multiple of its size: servers keep
+        objects in blocks, and some read all of a block for any part of it."""
+        size = self._part_bytes if most is None else most
+        if aligned:
+            size -= (self.requested + size) % size
+        size = min(size, self.stop - self.requested)
+        start, self.requested = self.requested, self.requested + size
+        self._parts.append((start, self.requested, submit(self.file.read_range, start, self.requested)))
+        self.held += size
+        return size
+
+    def covers(self, position: int) -> bool:
+        """True if the byte is in a part, or in the next one to request."""
+        first = self._parts[0][0] if self._parts else self.requested
+        return first <= position <= self.requested and position < self.stop
+
+    def part_at(self, position: int) -> tuple[int, memoryview]:
+        """Start and bytes of the part that holds a byte; the parts before it are given up."""
+        while self._parts and self._parts[0][1] <= position:
+            self._drop()
+        if not self._parts:
+            self.request()
+        start, _, answer = self._parts[0]
+        return start, memoryview(answer.result())
+
+    def close(self) -> None:
+        while self._parts:
+            self._drop()
+
+    def _drop(self) -> None:
+        start, stop, answer = self._parts.popleft()
+        answer.cancel()
+        self.held -= stop - start
+
+
+class RemoteReadAhead:
+    """Files that are read one after the other, each from some offset to its end.
+
+    The first request is small and the number of bytes ahead grows as they are used, up to `window_bytes`, beyond the
+    end of a file into the next ones. `until` is a byte of the last file after which nothing is requested ahead.
+    """
+
+    def __init__(self, files: Sequence[InputFile], window_bytes: int, *, until: int | None = None) -> None:
+        self._files, self._window, self._until = files, window_bytes, until
+        self._part_bytes = _part_of(window_bytes)
+        self._lanes: deque[tuple[int, _Lane]] = deque()
+        self._allowed = 0
+        self.first_bytes = _FIRST_PART
+        """Bytes of the first request."""
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(lane.held for _, lane in tuple(self._lanes))
+
+    def open(self, number: int, offset: int = 0) -> RemoteStream:
+        """A stream of the bytes of file `number`, from an offset on."""
+        return RemoteStream(self, self._file(number), number, offset)
+
+    def part_at(self, number: int, position: int) -> tuple[int, memoryview]:
+        """Start and bytes of the part of a file that holds a byte."""
+        while self._lanes and self._lanes[0][0] < number:
+            self._lanes.popleft()[1].close()
+        if not self._lanes or self._lanes[0][0] != number or not self._lanes[0][1].covers(position):
+            self.close()
+            self._lanes.append((number, self._lane(number, position)))
+            self._allowed = self._lanes[0][1].request(min(self.first_bytes, self._needed(position)))
+        lane = self._lanes[0][1]
+        if self._until is None:
+            self._request_more()
+        elif position >= lane.requested:
+            lane.request(self._needed(position))
+        start, data = lane.part_at(position)
+        self._allowed = min(self._window, 2 * max(self._allowed, len(data)))
+        return start, data
+
+    def close(self) -> None:
+        while self._lanes:
+            self._lanes.popleft()[1].close()
+        self._allowed = 0
+
+    def _file(self, number: int) -> RemoteFile:
+        file = self._files[number]
+        assert isinstance(file, RemoteFile)
+        return file
+
+    def _lane(self, number: int, start: int) -> _Lane:
+        file = self._file(number)
+        return _Lane(file, start, file.size, self._part_bytes)
+
+    def _needed(self, position: int) -> int:
+        """Bytes of a request: of a range all, with the rest of its last record; behind it little at a time."""
+        if self._until is None:
+            return self._part_bytes
+        return max(_LEAST_PART, min(self._window, self._until + _LEAST_PART // 4 - position))
+
+    def _request_more(self) -> None:
+        """Fill the window."""
+        held = self.held_bytes
+        while held < self._allowed:
+            number, lane = self._lanes[-1]
+            if lane.over:
+                number += 1
+                if number >= len(self._files) or not isinstance(self._files[number], RemoteFile):
+                    return
+                self._lanes.append((number, self._lane(number, 0)))
+                continue
+            held += lane.request(min(self._part_bytes, self._allowed), aligned=True)
+
+
+class RemoteStream(io.RawIOBase):
+    """Bytes of a remote file from front to back."""
+
+    def __init__(self, ahead: RemoteReadAhead, file: RemoteFile, number: int, offset: int) -> None:
+        self._ahead, self._file, self._number, self._position = ahead, file, number, offset
+        self._start, self._data = 0, memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        if self._position >= self._file.size or not len(view):
+            return 0
+        at = self._position - self._start
+        if not 0 <= at < len(self._data):
+            self._data = memoryview(b"")  # before the next is waited for
+            self._start, self._data = self._ahead.part_at(self._number, self._position)
+            at = self._position - self._start
+        taken = min(len(view), len(self._data) - at)
+        view[:taken] = self._data[at : at + taken]
+        self._position += taken
+        return taken
+
+    def close(self) -> None:
+        self._data = memoryview(b"")
+        super().close()
+
+
+class RangeFile(io.RawIOBase):
+    """Random access to a remote file. Ranges that were planned are requested before they are read."""
+
+    def __init__(self, file: RemoteFile, window_bytes: int = WINDOW_BYTES) -> None:
+        self._file, self._window = file, window_bytes
+        self._position = 0
+        self._lanes: list[_Lane] = []
+        self._starts: list[int] = []
+        self._depth = 1
+
+    @property
+    def held_bytes(self) -> int:
+        return sum(lane.held for lane in tuple(self._lanes))
+
+    def plan(self, ranges: Sequence[tuple[int, int]], following: Iterable[Sequence[tuple[int, int]]] = ()) -> None:
+        """Request ranges that will be read, and those of the `following` plans as far as the window goes.
+
+        They are held until a plan does not have them any more. Ranges that are larger than the window are read ahead in
+        parts, as if each were a file of its own, and must be read from front to back.
+        """
+        wanted: list[tuple[int, int]] = []
+        total = 0
+        for group in chain([ranges], following):
+            joined = _joined(group)
+            total += sum(stop - start for start, stop in joined)
+            if total > self._window:
+                break
+            wanted += [
+                (at, min(at + _MOST_PART, stop)) for start, stop in joined for at in range(start, stop, _MOST_PART)
+            ]
+        before: dict[tuple[int, int], _Lane | None] = {(lane.start, lane.stop): lane for lane in self._lanes}
+        if wanted or not ranges:
+            part, self._depth = _MOST_PART, 0
+        else:
+            wanted = [*ranges]
+            part = max(_LEAST_PART, min(_MOST_PART, self._window // (2 * len(wanted))))
+            self._depth = max(0, self._window // (len(wanted) * part) - 1)
+            self._forget()
+            before = {}
+        self._lanes = [before.pop(each, None) or _Lane(self._file, *each, part) for each in sorted(wanted)]
+        self._starts = [lane.start for lane in self._lanes]
+        for dropped in before.values():
+            if dropped is not None:
+                dropped.close()
+        for lane in self._lanes if not self._depth and part == _MOST_PART else ():
+            if not lane.over:
+                lane.request()
+
+    def stream(self) -> None:
+        """Plan to read all of the file, from front to back."""
+        self._forget()
+        part = _part_of(self._window)
+        self._depth = self._window // part - 1
+        self._lanes, self._starts = [_Lane(self._file, 0, self._file.size, part)], [0]
+
+    def read_at(self, start: int, stop: int) -> Any:
+        """Bytes as a buffer, without a copy where they are in one part."""
+        stop = min(stop, self._file.size)
+        pieces: list[Any] = []
+        while start < stop:
+            data = self._piece(start, stop)
+            pieces.append(data)
+            start += len(data)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def _piece(self, start: int, stop: int) -> memoryview:
+        number = bisect_right(self._starts, start) - 1
+        lane = self._lanes[number] if number >= 0 else None
+        if lane is not None and start < lane.stop:
+            if not lane.covers(start):
+                lane.close()
+                lane = self._lanes[number] = _Lane(self._file, start, lane.stop, lane._part_bytes)
+            begin, data = lane.part_at(start)
+            while self._depth and not lane.over and lane.held < (self._depth + 1) * lane._part_bytes:
+                lane.request(aligned=True)
+            return data[start - begin : stop - begin]
+        tail = self._file.tail(start)
+        if tail is not None:
+            return memoryview(tail[1])[start - tail[0] : stop - tail[0]]
+        return memoryview(self._file.read_range(start, stop))
+
+    def _forget(self) -> None:
+        for lane in self._lanes:
+            lane.close()
+        self._lanes, self._starts = [], []
+
+    # -- a file ------------------------------------------------------------------------------------------------------
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(self._take(size))
+
+    def read_buffer(self, size: int | None = -1) -> pa.Buffer:
+        """For Arrow, which takes it without a copy."""
+        return pa.py_buffer(self._take(-1 if size is None else size))
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self._take(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _take(self, size: int) -> Any:
+        stop = self._file.size if size < 0 else min(self._file.size, self._position + size)
+        data = self.read_at(self._position, stop)
+        self._position = max(self._position, stop)
+        return data
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges in order, near ones together."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if found and start - found[-1][1] <= _TOGETHER_BYTES:
+            found[-1] = (found[-1][0], max(found[-1][1], stop))
+        else:
+            found.append((start, stop))
+    return found
+
+
+def open_raw(path: InputFile, offset: int = 0) -> io.RawIOBase:
+    """The bytes of a file from an offset on, as they lie there."""
+    if isinstance(path, RemoteFile):
+        return RemoteReadAhead([path], WINDOW_BYTES).open(0, offset)
+    file = io.FileIO(os.fspath(path))
+    file.seek(offset)
+    return file
+
+
+def parquet_metadata(path: InputFile) -> Any:
+    """Footer of a Parquet file; of a remote one by one request, or none if somebody has asked before."""
+    import pyarrow.parquet as pq  # here: most readers of this module need none of it
+
+    if not isinstance(path, RemoteFile):
+        return pq.read_metadata(path)
+    with RangeFile(path) as file:
+        end = bytes(file.read_at(max(0, path.size - 8), path.size))
+        length = int.from_bytes(end[:4], "little") + 8 if end.endswith(b"PAR1") else len(end)
+        if length > path.size:
+            raise pa.ArrowInvalid(f"the footer would be longer than the file, which has {path.size} bytes")
+        footer = file.read_at(path.size - length, path.size)
+    return pq.read_metadata(
+        pa.BufferReader(b"PAR1" + bytes(footer))
+    )  # a file without rows, which a reader never misses

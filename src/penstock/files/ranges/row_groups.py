@@ -1,0 +1,272 @@
+"""Row groups of Parquet files: one open file, and groups that are decoded elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.files.checksums import Checksums
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata
+from penstock.files.ranges.remote_file import InputFile, RemoteFile
+
+_READ_AHEAD_BYTES = 1 << 18
+MOST_WHOLE_BYTES = 1 << 26
+_PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroups:
+    """Row groups of a file that follow one another, from some row of the first on."""
+
+    path: InputFile
+    metadata: Any
+    numbers: tuple[int, ...]
+    skip: int
+    rows: int
+    nbytes: int
+    """Estimate of their size in memory."""
+    checksums: Checksums | None
+    pages: bool
+    """True to compare the page checksums."""
+    columns: list[str] | None
+    ranges: RangeFile | None = None
+    """Of a remote file: the bytes, which were requested."""
+
+    def read(self) -> pa.RecordBatch:
+        columns = self.columns
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.checksums is not None:
+                    opened = self.ranges or stack.enter_context(open(self.path, "rb", buffering=0))
+                    _check_groups(opened, self.metadata, self.numbers, columns, self.checksums)
+                source = self.path if self.ranges is None else pa.PythonFile(self.ranges, mode="r")
+                options: Any = {"pre_buffer": False, "page_checksum_verification": self.pages}
+                file = stack.enter_context(pq.ParquetFile(source, metadata=self.metadata, **options))
+                rows = self.skip + self.rows
+                pieces = list(file.iter_batches(rows, row_groups=self.numbers, columns=columns, use_threads=False))
+        finally:
+            if self.ranges is not None:
+                self.ranges.close()
+        whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
+        if whole.num_rows != self.skip + self.rows:
+            raise pa.ArrowInvalid(
+                f"row groups {self.numbers} hold {whole.num_rows} rows, and the footer has another number"
+            )
+        return whole.slice(self.skip)
+
+    def each(self) -> Iterator[RowGroups]:
+        """One at a time."""
+        skip = self.skip
+        for number in self.numbers:
+            rows = self.metadata.row_group(number).num_rows
+            yield replace(self, numbers=(number,), skip=skip, rows=rows - skip, ranges=None)
+            skip = 0
+
+
+class ParquetReader:
+    """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
+
+    def __init__(
+        self,
+        path: InputFile,
+        choose: Callable[[pa.Schema], list[str] | None],
+        piece_bytes: int,
+        checksums: Checksums | None,
+        *,
+        pages: bool,
+        window: int = WINDOW_BYTES,
+    ) -> None:
+        self._checksums, self._pages = checksums, pages and checksums is None
+        self._window = window
+        self._ranges = RangeFile(path, window) if isinstance(path, RemoteFile) else None
+        self._file = pq.ParquetFile(
+            path if self._ranges is None else pa.PythonFile(self._ranges, mode="r"),
+            metadata=None if self._ranges is None else parquet_metadata(path),
+            buffer_size=_READ_AHEAD_BYTES,
+            pre_buffer=False,
+            page_checksum_verification=self._pages,
+        )
+        self._planned = -1
+        """Row group whose ranges were requested."""
+        self.reads_on = False
+        """True to request the next row groups too."""
+        self.reads_groups = False
+        """True if row groups were taken as a whole."""
+        self._path, self._columns, self._piece_bytes = path, choose(self._file.schema_arrow), piece_bytes
+        self._group = 0
+        self._skip = 0
+        self._left = 0
+        """Rows of the previous row group that were not delivered yet."""
+        self._row_bytes = 0.0
+        self._pieces: Iterator[pa.RecordBatch] = iter(())
+        self._pending: pa.RecordBatch | None = None
+
+    def skip(self, rows: int) -> int:
+        metadata = self._file.metadata
+        self._skip = min(rows, metadata.num_rows)
+        passed = self._skip
+        while self._group < metadata.num_row_groups and self._skip >= metadata.row_group(self._group).num_rows:
+            self._skip -= metadata.row_group(self._group).num_rows
+            self._group += 1
+        return passed
+
+    def next(self, max_rows: int) -> pa.RecordBatch | None:
+        while self._pending is None:
+            piece = next(self._pieces, None)
+            if piece is None:
+                if self._left:
+                    raise pa.ArrowInvalid(
+                        f"row group {self._group - 1} lacks {self._left} of the rows that the footer counts"
+                    )
+                if self._group == self._file.metadata.num_row_groups:
+                    return None
+                self._pieces = self._begin(self._group)
+                self._left = self._file.metadata.row_group(self._group).num_rows - self._skip
+                self._group += 1
+                continue
+            drop = min(self._skip, piece.num_rows)
+            self._skip -= drop
+            if piece.num_rows > drop:
+                self._pending = piece.slice(drop)
+        batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
+        self._pending = rest if rest.num_rows else None
+        self._left -= batch.num_rows
+        return batch
+
+    def rows_in(self, nbytes: int) -> int:
+        """About how many rows that many bytes are."""
+        return max(1, int(nbytes / max(1.0, self._row_bytes)))
+
+    def take_groups(self, max_bytes: int, whole_bytes: int) -> RowGroups | None:
+        """The next row groups, if they need not be read in pieces: about `max_bytes` of them, and one at least."""
+        if self._left:
+            return None
+        metadata, first, skip = self._file.metadata, self._group, self._skip
+        rows = nbytes = 0
+        while self._group < metadata.num_row_groups:
+            more_rows, more_bytes = metadata.row_group(self._group).num_rows, self._size_of(self._group)
+            fits = rows + more_rows <= _MOST_ROWS and more_bytes <= whole_bytes
+            if not fits or (rows > skip and nbytes + more_bytes > max_bytes):
+                break
+            rows, nbytes = rows + more_rows, nbytes + more_bytes
+            self._group += 1
+        if rows <= skip:
+            self._group = first  # there may be empty ones, and reading in pieces passes over them
+            return None
+        self._skip, self.reads_groups = 0, True
+        numbers = tuple(range(first, self._group))
+        groups = RowGroups(
+            self._path,
+            metadata,
+            numbers,
+            skip,
+            rows - skip,
+            nbytes,
+            checksums=self._checksums,
+            pages=self._pages,
+            columns=self._columns,
+        )
+        return groups if self._ranges is None else self._requested(groups)
+
+    def _requested(self, groups: RowGroups) -> RowGroups:
+        """The same row groups, whose bytes are on their way when they are decoded."""
+        assert isinstance(self._path, RemoteFile)
+        wanted = [part for number in groups.numbers for part in self._spans(number)]
+        ranges = RangeFile(self._path, sum(stop - start for start, stop in wanted) + MOST_WHOLE_BYTES)
+        ranges.plan(wanted)
+        return replace(groups, ranges=ranges, nbytes=groups.nbytes + ranges.held_bytes)
+
+    def _spans(self, group: int) -> list[tuple[int, int]]:
+        """Bytes of a row group that are read, and compared with their checksums."""
+        found = [_span(chunk) for chunk in _chunks(self._file.metadata.row_group(group), self._columns)]
+        return found if self._checksums is None else [self._checksums.around(*span) for span in found]
+
+    def _plan(self, group: int) -> None:
+        """Request what is read of a row group, and of the next ones."""
+        if self._ranges is not None and self._planned != group:
+            self._planned = group
+            more = range(group + 1, self._file.metadata.num_row_groups) if self.reads_on else ()
+            self._ranges.plan(self._spans(group), map(self._spans, more))
+
+    @property
+    def is_at_last_group(self) -> bool:
+        return self._ranges is not None and self._group >= self._file.metadata.num_row_groups - 1
+
+    def begin_like(self, before: ParquetReader) -> None:
+        """Request the first row group; rows are as wide as those of the file before, until some are seen."""
+        self._row_bytes, self.reads_on = before._row_bytes, True
+        if self._file.metadata.num_row_groups and not before.reads_groups:
+            self._plan(0)
+
+    def held_bytes(self) -> int:
+        pending, ranges = self._pending, self._ranges
+        return (pending.nbytes if pending is not None else 0) + (ranges.held_bytes if ranges is not None else 0)
+
+    def close(self) -> None:
+        self._pieces = iter(())
+        self._file.close()
+        if self._ranges is not None:
+            self._ranges.close()
+
+    def _size_of(self, group: int) -> int:
+        """Size of a row group in memory: that in the file, or that of its rows by the ones seen before."""
+        metadata = self._file.metadata.row_group(group)
+        if self._columns is None:
+            encoded = metadata.total_byte_size
+        else:
+            encoded = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, self._columns))
+        if not self._row_bytes:
+            self._probe(group)
+        return max(int(encoded), int(self._row_bytes * metadata.num_rows))
+
+    def _probe(self, group: int) -> None:
+        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
+        if self._ranges is not None and self._planned != group:
+            self._ranges.plan(self._spans(group))
+        probe = next(self._iterate(group, _PROBE_ROWS), None)
+        self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
+
+    def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
+        self._plan(group)
+        if self._checksums is not None:
+            with contextlib.ExitStack() as stack:
+                opened = self._ranges or stack.enter_context(open(self._path, "rb", buffering=0))
+                _check_groups(opened, self._file.metadata, (group,), self._columns, self._checksums)
+        if not self._row_bytes:
+            self._probe(group)
+        rows = int(self._piece_bytes / max(1.0, self._row_bytes))
+        for piece in self._iterate(group, max(1, min(_MOST_ROWS, rows))):
+            self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
+            yield piece
+
+    def _iterate(self, group: int, rows: int) -> Iterator[Any]:
+        return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=True))
+
+
+def _chunks(group: Any, columns: list[str] | None) -> Iterator[Any]:
+    """The column chunks of a row group that hold these columns, or all."""
+    tops = None if columns is None else tuple(f"{name}." for name in columns)
+    for chunk in map(group.column, range(group.num_columns)):
+        if tops is None or f"{chunk.path_in_schema}.".startswith(tops):
+            yield chunk
+
+
+def _span(chunk: Any) -> tuple[int, int]:
+    """Bytes of a column chunk."""
+    first = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+    return first, first + chunk.total_compressed_size
+
+
+def _check_groups(
+    file: io.RawIOBase, metadata: Any, numbers: Sequence[int], columns: list[str] | None, checksums: Checksums
+) -> None:
+    """Compare the bytes of row groups with their checksums before anything is made of them."""
+    for number in numbers:
+        for chunk in _chunks(metadata.row_group(number), columns):
+            checksums.check(file, *_span(chunk))

@@ -1,0 +1,25 @@
+"""Sinks of databases and brokers, by the scheme of a URL."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from penstock.files.filesystems import scheme_of
+from penstock.files.listing import DATABASE_SCHEMES
+from penstock.pipeline.stages import Sink
+
+_SINKS = {
+    **dict.fromkeys(DATABASE_SCHEMES, ("sql", "SqlSink")),
+    "nats": ("logs.nats", "NatsSink"),
+    "redis": ("logs.redis", "RedisStreamSink"),
+    "rediss": ("logs.redis", "RedisStreamSink"),
+    "kafka": ("logs.kafka", "KafkaSink"),
+}
+
+
+def open_service(url: str, **options: Any) -> Sink:
+    """The sink for the URL of a database or a broker (see `is_service`)."""
+    module, name = _SINKS[scheme_of(url)]
+    sink: Sink = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)(url, **options)
+    return sink

@@ -1,0 +1,1 @@
+"""Tables of lakes as sources: Delta and Iceberg, at a version."""

@@ -1,0 +1,385 @@
+"""Runs into a bucket from end to end: killed writers and servers, stale holders, slow networks, secrets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from tests.buckets import download, names_in
+from tests.servers import ACCESS_KEY, SECRET_KEY, Proxy, S3Server, environment_of
+from typer.testing import CliRunner
+
+import penstock.files.object_lock as object_lock
+from penstock import Pipeline, PipelineConfig
+from penstock.cli.main import app
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
+from penstock.errors import ConfigError, ResumeError, StageError
+from penstock.files import objects
+from penstock.files.objects import open_bucket
+from penstock.pipeline.checkpoint import load_checkpoint
+from penstock.sinks import JsonlSink, ParquetSink, StoreSink
+from penstock.sources import JsonlSource, MemorySource, open_source
+from penstock.store import open_store
+from penstock.testing import RowsSource
+
+ROWS = [{"n": number, "text": f"row {number} " * (number % 9)} for number in range(600)]
+EVERY = PipelineConfig(checkpoint_seconds=0, batch_rows=50, workers=1)
+
+KILLED = """
+import json, os, signal, sys
+from penstock import Pipeline, PipelineConfig
+from penstock.sinks import {sink}
+from penstock.testing import RowsSource
+
+class Dying({sink}):
+    calls = 0
+
+    def consume(self, batch):
+        super().consume(batch)
+        Dying.calls += 1
+        if Dying.calls == int(sys.argv[4]):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+source, target, kept = sys.argv[1:4]
+rows = [json.loads(line) for line in open(source)]
+config = PipelineConfig(checkpoint_seconds=0, batch_rows=50, workers=1)
+Pipeline(RowsSource(rows, batch_rows=50), [], Dying(target{options}), config).run(kept)
+"""
+
+
+@pytest.fixture
+def rows_file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    source, rows = open_source(path), []
+    while (batch := source.next_batch(1000)) is not None:
+        rows += batch.to_pylist()
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("sink", "name", "options"),
+    [("JsonlSink", "out.jsonl", ""), ("StoreSink", "out.store", ", tokens=None, shard_bytes=5000")],
+)
+def test_a_writer_that_is_killed_again_and_again_writes_every_row_once(
+    s3_url: str, rows_file: Path, tmp_path: Path, sink: str, name: str, options: str
+) -> None:
+    """With another number of batches each time; the locks of the killed process are taken over at once."""
+    program = KILLED.format(sink=sink, options=options)
+    words = [str(rows_file), f"{s3_url}/{name}", f"{s3_url}/kept"]
+    for calls in (2, 4):
+        done = subprocess.run([sys.executable, "-c", program, *words, str(calls)], capture_output=True, check=False)
+        assert done.returncode == -9, done.stderr.decode()
+        visible = [name for name in names_in(s3_url) if not name.startswith((".", "kept")) and "/" not in name]
+        assert visible == []
+    done = subprocess.run([sys.executable, "-c", program, *words, "0"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    copy = download(s3_url, tmp_path / "copy")
+    if sink == "StoreSink":
+        with open_store(copy / name, verify="full") as store:
+            assert store.take(range(len(store))).to_pylist() == ROWS
+    else:
+        assert read(copy / name) == ROWS
+    assert [name for name in names_in(s3_url) if name.startswith(".")] == []
+
+
+def test_a_server_that_is_killed_while_it_is_written_to_loses_nothing(
+    rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with S3Server() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        kills = []
+
+        class Killing(RowsSource):
+            """Kills the server between two batches, while the sink writes those before."""
+
+            def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+                if self.state_dict()["row"] // 200 > len(kills):
+                    kills.append(server.process)
+                    server.kill()
+                    server.start()
+                return super().next_batch(max_rows)
+
+        url = f"{server.url}/test"
+        Pipeline(Killing(ROWS, batch_rows=50), [], ParquetSink(f"{url}/out.parquet"), EVERY).run(f"{url}/kept")
+        assert len(kills) >= 2
+        assert read(download(url, tmp_path / "copy") / "out.parquet") == ROWS
+
+
+class SlowRows(RowsSource):
+    def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        time.sleep(0.02)
+        return super().next_batch(max_rows)
+
+
+def test_a_slow_network_with_resets_changes_no_byte(
+    s3: S3Server, s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"n": range(300_000), "x": [str(number) * 4 for number in range(300_000)]})
+    sink = {"compression": "none", "row_group_bytes": "1 MiB"}
+    Pipeline(MemorySource(table), [], ParquetSink(tmp_path / "out.parquet", **sink)).run()
+    with Proxy(s3.port, latency_seconds=0.01, reset_after=900) as proxy:
+        proxy.resets = 5
+        for name, value in environment_of(proxy.endpoint).items():
+            monkeypatch.setenv(name, value)
+        Pipeline(MemorySource(table), [], ParquetSink(f"{s3_url}/out.parquet", **sink)).run(f"{s3_url}/kept")
+        assert proxy.resets_done >= 3
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    copy = download(s3_url, tmp_path / "copy")
+    assert (copy / "out.parquet").read_bytes() == (tmp_path / "out.parquet").read_bytes()
+
+
+def test_one_run_at_a_time_uses_a_checkpoint_in_a_bucket(s3_url: str, rows_file: Path, tmp_path: Path) -> None:
+    first = Pipeline(SlowRows(ROWS, batch_rows=50), [], JsonlSink(f"{s3_url}/a.jsonl"), EVERY).start(f"{s3_url}/kept")
+    with pytest.raises(ConfigError, match=r"the checkpoint in .*kept is in use by process"):
+        Pipeline(RowsSource(ROWS), [], JsonlSink(f"{s3_url}/b.jsonl"), EVERY).run(f"{s3_url}/kept")
+    with pytest.raises(ConfigError, match=r"a\.jsonl is in use by process"):
+        Pipeline(RowsSource(ROWS), [], JsonlSink(f"{s3_url}/a.jsonl"), EVERY).run(tmp_path / "kept")
+    first.stop()
+    assert load_checkpoint(f"{s3_url}/kept") is not None
+    report = Pipeline(RowsSource(ROWS), [], JsonlSink(f"{s3_url}/a.jsonl"), EVERY).run(f"{s3_url}/kept")
+    assert report.resumed
+    assert Pipeline(RowsSource(ROWS), [], JsonlSink(f"{s3_url}/a.jsonl"), EVERY).run(f"{s3_url}/kept") == report
+    assert read(download(s3_url, tmp_path / "copy") / "a.jsonl") == ROWS
+    bucket, key = open_bucket(f"{s3_url}/a.jsonl")
+    bucket.delete(key)
+    with pytest.raises(ResumeError, match=r"a\.jsonl is gone"):
+        Pipeline(RowsSource(ROWS), [], JsonlSink(f"{s3_url}/a.jsonl"), EVERY).run(f"{s3_url}/kept")
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["before the first save", "after it"])
+def test_a_run_that_was_taken_for_dead_cannot_go_on_over_its_successor(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saved: bool
+) -> None:
+    """Its machine slept: no lock is renewed, and it does not know yet that the leases are over."""
+    monkeypatch.setattr(object_lock, "_lives_here", lambda token: None)
+    monkeypatch.setattr(object_lock, "LEASE_SECONDS", 0.3)
+    monkeypatch.setattr(object_lock, "_PAUSE", 0.05)
+    monkeypatch.setattr(object_lock.ObjectLock, "_keep", lambda self, stop: None)
+    asleep, awake = threading.Event(), threading.Event()
+
+    class Sleeping(RowsSource):
+        def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+            if self.state_dict()["row"] >= (300 if saved else 0):
+                asleep.set()
+                awake.wait(60)
+            return super().next_batch(max_rows)
+
+    sink = JsonlSink(f"{s3_url}/a.jsonl")
+    stale = Pipeline(Sleeping(ROWS, batch_rows=50), [], sink, EVERY).start(f"{s3_url}/kept")
+    assert asleep.wait(60)
+    while saved and ((kept := load_checkpoint(f"{s3_url}/kept")) is None or kept["rows_out"] < 300):
+        time.sleep(0.01)
+    report = Pipeline(RowsSource(ROWS), [], JsonlSink(f"{s3_url}/a.jsonl"), EVERY).run(f"{s3_url}/kept")
+    awake.set()
+    with pytest.raises((ResumeError, ConfigError), match=r"written by another run|in use by|has taken its place"):
+        stale.wait(60)
+    stale.stop()
+    assert (report.rows_out, report.resumed) == (600, saved)
+    assert read(download(s3_url, tmp_path / "copy") / "a.jsonl") == ROWS
+
+
+def test_quarantined_rows_go_to_the_bucket_once_each(s3_url: str, tmp_path: Path) -> None:
+    lines = [json.dumps(row) if row["n"] % 10 else "{broken" for row in ROWS]
+    (tmp_path / "in.jsonl").write_text("\n".join(lines))
+    config = PipelineConfig(checkpoint_seconds=0, batch_rows=50, on_error="quarantine", workers=1)
+
+    def pipeline() -> Pipeline:
+        return Pipeline(JsonlSource(tmp_path / "in.jsonl"), [], JsonlSink(f"{s3_url}/out.jsonl"), config)
+
+    first = pipeline().start(f"{s3_url}/kept")
+    deadline = time.monotonic() + 30
+    while "out.jsonl.quarantine.jsonl" not in names_in(s3_url) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    first.stop()
+    report = pipeline().run(f"{s3_url}/kept")
+    assert sum(report.quarantined.values()) == 60
+    copy = download(s3_url, tmp_path / "copy")
+    bad = [json.loads(line) for line in (copy / "out.jsonl.quarantine.jsonl").read_text().splitlines()]
+    assert [row["row"] for row in bad] == list(range(0, 600, 10))
+    assert read(copy / "out.jsonl") == [row for row in ROWS if row["n"] % 10]
+    assert not [name for name in names_in(s3_url) if name.startswith(".")]
+
+
+def test_a_store_is_prepared_in_a_bucket_and_found_there(s3_url: str, tmp_path: Path, rows_file: Path) -> None:
+    url, recipe = f"{s3_url}/x.store", Recipe(tokenizer="byte", dedup=["exact"])
+    made = prepare(rows_file, url, recipe)
+    local = prepare(rows_file, tmp_path / "x.store", recipe)
+    assert made.manifest.shards == local.manifest.shards
+    assert made.manifest.key == local.manifest.key
+    assert prepare(rows_file, url, recipe).report is None
+    assert "losses.json" in names_in(url)
+    assert [name for name in names_in(s3_url) if name.startswith(".")] == []
+    with pytest.raises(ConfigError, match="another input or recipe"):
+        prepare(rows_file, url, Recipe(tokenizer="byte"))
+    words = ["prepare", str(rows_file), "--tokenizer", "byte", "--out", url, "--mode", "overwrite", "--json"]
+    for command in (words, ["versions", url, "--json"], ["versions", url, "--checkout", "1"], ["info", url, "--json"]):
+        result = CliRunner().invoke(app, command)
+        assert result.exit_code == 0, result.output
+    facts = json.loads(result.output)
+    assert (facts["version"], facts["rows"], len(facts["versions"])) == (1, made.manifest.rows, 2)
+    with pytest.raises(ConfigError, match="omit cache"):
+        prepare(rows_file, url, recipe, cache=f"{s3_url}/cache")
+
+
+def test_no_secret_is_written_anywhere(
+    s3: S3Server, s3_url: str, rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = s3.environment
+    for name in settings:
+        monkeypatch.delenv(name)
+    key = settings["AWS_ACCESS_KEY_ID"]
+    host, path = s3_url.removeprefix("s3://").split("/", 1)
+    query = f"?endpoint={settings.get('AWS_ENDPOINT_URL') or settings['AWS_ENDPOINT_URL_S3']}&region=us-east-1"
+
+    def at(name: str) -> str:
+        return f"s3://{key}:{SECRET_KEY}@{host}/{path}/{name}{query}"
+
+    config = PipelineConfig(checkpoint_seconds=0, on_error="quarantine", quarantine=at("bad.jsonl"))
+    with rows_file.open("a") as file:
+        file.write("{broken\n")
+    pipeline = Pipeline(JsonlSource(rows_file), [], JsonlSink(at("out.jsonl")), config)
+    report = pipeline.run(at("kept"))
+    Pipeline(JsonlSource(rows_file), [], StoreSink(at("y.store"), tokens=None), config).run(at("kept2"))
+    prepared = prepare(rows_file, at("x.store"), Recipe(tokenizer="byte"), config=PipelineConfig(on_error="skip"))
+    shown = [str(pipeline), repr(pipeline.sink), str(report), json.dumps(report.to_dict()), repr(prepared.path)]
+    Path(tmp_path / "run.yaml").write_text(
+        f"source: {rows_file}\nsink: '{at('z.jsonl')}'\n"
+        f"config: {{on_error: quarantine, quarantine: '{at('b.jsonl')}'}}\n"
+    )
+    for more in (["--dry-run"], ["--dry-run", "--json"], [], ["--checkpoint", at("kept3")]):
+        result = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), *more])
+        assert result.exit_code == 0, result.output
+        shown.append(result.output)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    for file in download(s3_url, tmp_path / "copy").rglob("*"):
+        if file.is_file():
+            shown.append(file.read_bytes().decode(errors="replace"))
+    assert len(shown) > 15
+    assert [text for text in shown if SECRET_KEY in text] == []
+
+
+def test_buckets_and_keys_that_do_not_work_are_named_before_any_work(
+    s3_url: str, rows_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def runs(target: str, kept: str | None) -> Any:
+        return Pipeline(RowsSource(ROWS), [], JsonlSink(target), EVERY).run(kept)
+
+    for target, kept in (
+        ("s3://absent/o.jsonl", None),
+        ("s3://absent/o", None),
+        (f"{s3_url}/o.jsonl", "s3://absent/k"),
+    ):
+        with pytest.raises(FileNotFoundError, match="no such bucket: 's3://absent'"):
+            runs(target, kept)
+    with pytest.raises(FileNotFoundError, match="no such bucket: 's3://absent'"):
+        prepare(rows_file, "s3://absent/x.store", Recipe(tokenizer="byte"))
+    bucket, key = open_bucket(f"{s3_url}/kept")
+    bucket.write(key, b"an object")
+    with pytest.raises(ConfigError, match="takes a folder of a bucket"):
+        runs(f"{s3_url}/o.jsonl", f"{s3_url}/kept")
+    bucket.write(f"{key}2/mine.txt", b"an object")
+    with pytest.raises(ConfigError, match=r"there are objects below .*kept2/ already, such as 'mine.txt'"):
+        runs(f"{s3_url}/kept2", None)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", f"{SECRET_KEY}-wrong")
+    with pytest.raises(PermissionError, match="may not be used with these credentials"):
+        runs(f"{s3_url}/o.jsonl", None)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "http://127.0.0.1:9")
+    monkeypatch.setattr(objects, "RETRY_SECONDS", 0.3)
+    with pytest.raises(StageError, match=r"'s3://pen/.*no whole answer within 0.3 s"):
+        runs(f"{s3_url}/o.jsonl", None)
+
+
+def test_a_preparation_that_has_seen_keys_is_resumed_where_it_began(
+    s3_url: str, rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, recipe = f"{s3_url}/x.store", Recipe(tokenizer="byte", dedup=["exact"])
+    whole = prepare(rows_file, tmp_path / "x.store", recipe)
+
+    def dies(sink: Any) -> None:
+        raise RuntimeError("the machine is gone")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("penstock.sinks.StoreSink.flush", dies)
+        with pytest.raises(StageError, match="the machine is gone"):
+            prepare(rows_file, url, recipe, config=EVERY)
+    assert [name for name in names_in(s3_url) if name.startswith(".x.store.preparing/")]
+    with monkeypatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path / "another machine"))
+        with pytest.raises(ResumeError, match=r"\.x\.store\.preparing"):
+            prepare(rows_file, url, recipe, config=EVERY)
+    made = prepare(rows_file, url, recipe, config=EVERY)
+    assert made.report is not None
+    assert made.report.resumed
+    assert made.manifest.shards == whole.manifest.shards
+
+
+class TwoUsers(S3Server):
+    """A server with a second user, who may only read."""
+
+    def command(self) -> list[str]:
+        users = {
+            "admin": (ACCESS_KEY, SECRET_KEY, ["Admin", "Read", "Write", "List", "Tagging"]),
+            "reader": ("reader", "reader-secret", ["Read", "List"]),
+        }
+        identities = [
+            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+            for name, (key, secret, actions) in users.items()
+        ]
+        (self.directory / "users.json").write_text(json.dumps({"identities": identities}))
+        return [*super().command(), f"-s3.config={self.directory / 'users.json'}"]
+
+    def uploads(self) -> list[str]:
+        """Uploads in parts that are neither completed nor aborted."""
+        address = f"http://127.0.0.1:{self.ports[6]}/buckets/pen/.uploads/"
+        request = urllib.request.Request(address, headers={"Accept": "application/json"})
+        with urllib.request.urlopen(request) as answer:
+            return [entry["FullPath"] for entry in json.load(answer)["Entries"] or []]
+
+
+def test_failed_runs_abort_their_uploads_and_readers_cannot_begin_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Failing(RowsSource):
+        def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+            if self.state_dict()["row"]:
+                raise RuntimeError("the source is gone")
+            return super().next_batch(max_rows)
+
+    rows = [{"text": os.urandom(500_000).hex()} for _ in range(12)]
+    with TwoUsers() as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        sink = JsonlSink(f"{server.url}/a/o.jsonl")
+        writer = open_bucket(f"{server.url}/a")[0].writer("a/x")
+        writer.write(bytes(12 << 20))
+        assert len(server.uploads()) == 1
+        writer.abort()
+        with pytest.raises(StageError, match="the source is gone"):
+            Pipeline(Failing(rows, batch_rows=12), [], sink, EVERY).run()
+        assert server.uploads() == []
+        assert names_in(f"{server.url}/a") == []
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "reader-secret")
+        for kept in (None, f"{server.url}/kept"):
+            with pytest.raises(PermissionError, match="may not be used with these credentials: AccessDenied"):
+                Pipeline(RowsSource(ROWS), [], JsonlSink(f"{server.url}/a/o.jsonl"), EVERY).run(kept)
+        with pytest.raises(PermissionError, match="may not be used with these credentials: AccessDenied"):
+            Pipeline(RowsSource(ROWS), [], StoreSink(f"{server.url}/a/o.store", tokens=None), EVERY).run()
