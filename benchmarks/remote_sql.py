@@ -3,10 +3,11 @@
     python benchmarks/remote_sql.py                     # 500,000 documents of about 500 bytes, five rounds
     python benchmarks/remote_sql.py --rows 2000000 --rounds 3 --json sql.json
 
-`scan` reads all columns of a table in the order of its key; connectorx reads the same table with its documented
-partitions (`partition_on`, one a core) and without, whichever is faster. `store` makes a token store of the text:
-penstock streams it (`prepare(url, ...)`), connectorx reads it whole and the table is prepared. Both take turns in each
-round, in processes of their own, and a ratio above 1 says that penstock is faster. The server is the one of the tests.
+`scan` reads all columns of a table, penstock in the order of its key: with one connection and with one a core, and
+connectorx with its documented partitions (`partition_on`, one a core) and without; the faster of each counts. `store`
+makes a token store of the text: penstock streams it (`prepare(url, ...)`), connectorx reads it whole and the table is
+prepared. All take turns in each round, in processes of their own, and a ratio above 1 says that penstock is faster.
+The server is the one of the tests.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ def scan_penstock(url: str) -> int:
     from penstock.sources import SqlSource
 
     source = SqlSource(url, table="docs", key="id")
+    rows = sum(batch.num_rows for batch in iter(lambda: source.next_batch(1 << 16), None))
+    source.close()
+    return rows
+
+
+def scan_ranges(url: str) -> int:
+    from penstock.sources import SqlSource
+
+    source = SqlSource(url, table="docs", key="id", connections=max(2, len(os.sched_getaffinity(0))))
     rows = sum(batch.num_rows for batch in iter(lambda: source.next_batch(1 << 16), None))
     source.close()
     return rows
@@ -77,7 +87,12 @@ def store_connectorx(url: str) -> int:
 
 
 CASES = {
-    "scan": {"penstock": scan_penstock, "connectorx": scan_connectorx, "partitions": scan_connectorx_partitioned},
+    "scan": {
+        "penstock": scan_penstock,
+        "penstock ranges": scan_ranges,
+        "connectorx": scan_connectorx,
+        "connectorx partitions": scan_connectorx_partitioned,
+    },
     "store": {"penstock": store_penstock, "connectorx": store_connectorx},
 }
 
@@ -132,11 +147,14 @@ def main() -> None:
                     done = subprocess.run(command, capture_output=True, text=True, check=True)
                     found.append(json.loads(done.stdout.splitlines()[-1]))
             seconds = {who: statistics.median(run["seconds"] for run in found) for who, found in runs.items()}
-            best = min(value for who, value in seconds.items() if who != "penstock")
+            own, peer = (
+                min(value for who, value in seconds.items() if who.startswith("penstock") == ours)
+                for ours in (True, False)
+            )
             figures[part] = {
                 "seconds": seconds,
                 "peak_mib": {who: max(run["peak_mib"] for run in found) for who, found in runs.items()},
-                "ratio": best / seconds["penstock"],
+                "ratio": peer / own,
             }
             shown = ", ".join(f"{who} {value:.2f} s" for who, value in seconds.items())
             print(f"{part:6} {shown}; {figures[part]['ratio']:.2f}x; peak MiB {figures[part]['peak_mib']}", flush=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from penstock.connections.sql import Database, table_parts
+from penstock.connections.sql import DUCKDB, Database, table_parts
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.states import StateFormat
 from penstock.memory.budget import parse_bytes
@@ -65,7 +65,9 @@ class SqlSource(Source):
         if columns is None and "columns" in database.own:
             columns = database.own["columns"].split(",")
         self._columns = check_columns(columns)
-        self._connections = connections if self._key else 1
+        self._connections = connections
+        # DuckDB sorts whole rows in this process, and has no index that saves it: small sorts take little memory.
+        self._by_ranges = connections > 1 or (database.dialect is DUCKDB and bool(self._key))
         if connections > 1 and not self._key:
             raise ConfigError("connections= reads ranges of the key at once, so it needs key=")
         parts = table_parts(table) if table is not None else None
@@ -128,7 +130,7 @@ class SqlSource(Source):
 
     def memory_usage(self) -> int:
         held = self._pending.get_total_buffer_size() if self._pending is not None else 0
-        ahead = (self._connections + 1) * self._parts_bytes if self._connections > 1 and self._reader is not None else 0
+        ahead = (self._connections + 1) * self._parts_bytes if self._by_ranges and self._reader is not None else 0
         return held + ahead
 
     def fit_budget(self, nbytes: int) -> None:
@@ -204,7 +206,7 @@ class SqlSource(Source):
         """
         if self._key:
             self._rows.check_nulls()
-        parts = self._read_ahead() if self._connections > 1 else self._read(KeyRange(self._last))
+        parts = self._read_ahead() if self._by_ranges else self._read(KeyRange(self._last))
         last = self._last
         for batch in parts:
             if last is not None and self._rows.key_at(batch, 0) == last:

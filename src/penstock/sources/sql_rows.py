@@ -41,7 +41,7 @@ _LOOK_ROWS = 1024
 _SAMPLE_ROWS = 256
 _PAGE_ROWS = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
-_AS = "penstock_rows"
+_ROOM_FOR_THREADS = 128 << 20
 _NUMBER = "penstock_row"
 _DECLARED = {"INT": pa.int64(), "CHAR": pa.string(), "CLOB": pa.string(), "TEXT": pa.string(), "BLOB": pa.binary()}
 _DECLARED |= {"REAL": pa.float64(), "FLOA": pa.float64(), "DOUB": pa.float64()}
@@ -263,23 +263,36 @@ class SqlRows:
         for name, sign, key in (("low", ">=", part.low), ("high", "<=" if part.last else "<", part.high)):
             if key is None:
                 continue
-            values = []
-            for at, (column, text) in enumerate(zip(self.key, key)):
-                if pa.types.is_integer(self.schema.field(column).type):
-                    values.append(str(int(text)))
-                elif self.database.dialect is POSTGRESQL:
+
+            def value(at: int, name: str = name, key: Key = key) -> str:
+                column, text = self.key[at], key[at]
+                kind = self.schema.field(column).type
+                if pa.types.is_integer(kind):
+                    return str(int(text))
+                if self.database.dialect is POSTGRESQL:
                     settings.append((f"penstock.{name}_{at}", text))
-                    values.append(f"current_setting('penstock.{name}_{at}')::{self._server_types[column]}")
-                else:
-                    parameters.append(key_value(text, self.schema.field(column).type))
-                    mark = self.database.placeholder(len(parameters))
-                    is_uuid = isinstance(self.schema.field(column).type, pa.UuidType)
-                    values.append(f"CAST({mark} AS uuid)" if is_uuid else mark)
-            conditions.append(f"{_joined([self.database.quoted(n) for n in self.key])} {sign} {_joined(values)}")
+                    return f"current_setting('penstock.{name}_{at}')::{self._server_types[column]}"
+                parameters.append(key_value(text, kind))
+                mark = self.database.placeholder(len(parameters))
+                return f"CAST({mark} AS uuid)" if isinstance(kind, pa.UuidType) else mark
+
+            conditions.append(self._compared(sign, value))
         if settings:
             calls = ", ".join(f"set_config(${2 * at + 1}, ${2 * at + 2}, false)" for at in range(len(settings)))
             connection.table(f"SELECT {calls}", [text for setting in settings for text in setting])
         return (f" WHERE {' AND '.join(conditions)}" if conditions else ""), parameters
+
+    def _compared(self, sign: str, value: Callable[[int], str]) -> str:
+        """The key beside a value; DuckDB has no ranges of rows, so columns are compared one after the other there."""
+        names = [self.database.quoted(name) for name in self.key]
+        if self.database.dialect is not DUCKDB:
+            return f"{_joined(names)} {sign} {_joined([value(at) for at in range(len(names))])}"
+        cases = []
+        for last in range(len(names)):
+            same = [f"{names[at]} = {value(at)}" for at in range(last)]
+            strict = sign if last == len(names) - 1 else sign[0]
+            cases.append(" AND ".join([*same, f"{names[last]} {strict} {value(last)}"]))
+        return f"({' OR '.join(cases)})" if len(cases) > 1 else cases[0]
 
     @cached_property
     def _server_types(self) -> dict[str, str]:
@@ -341,7 +354,7 @@ class SqlRows:
             self._reached = True
             if self.database.dialect is DUCKDB:
                 connection.execute("SET TimeZone = 'UTC'")
-                connection.execute(f"SET memory_limit = '{max(32, self.memory_bytes >> 20)}MB'")
+                self._fit_duckdb(connection)
         done = False
         try:
             yield connection
@@ -352,6 +365,13 @@ class SqlRows:
                 self._idle.append(connection)
             else:
                 connection.close()
+
+    def _fit_duckdb(self, connection: SqlConnection) -> None:
+        """Limit what it keeps in memory; a sort of more goes to disk, which needs room for each thread."""
+        connection.execute("SET preserve_insertion_order = false")  # ORDER BY decides
+        if self.memory_bytes < _ROOM_FOR_THREADS:
+            connection.execute("SET threads = 1")
+        connection.execute(f"SET memory_limit = '{max(32, self.memory_bytes >> 20)}MB'")
 
     def close(self) -> None:
         """Close all connections that are not in use."""
