@@ -14,7 +14,7 @@ from penstock.store.gather import TokenTable
 Ints = npt.NDArray[np.int64]
 
 
-class RowRanges(NamedTuple):
+class PartRanges(NamedTuple):
     """Ranges of rows, and of tokens, of the parts with the numbers `which`."""
 
     which: Ints
@@ -41,7 +41,7 @@ class PartRows:
         """True for indexes and checksums, which are needed all the time."""
         return np.array([name in self._layouts for name in names], np.bool_)
 
-    def ranges(self, names: Sequence[str]) -> RowRanges:
+    def ranges(self, names: Sequence[str]) -> PartRanges:
         """Rows of those parts that hold rows of the table."""
         which, found = [], []
         for number, name in enumerate(names):
@@ -55,7 +55,7 @@ class PartRows:
                 which.append(number)
                 found.append((rows[low], rows[high], tokens[low], tokens[high]))
         bounds = np.array(found, np.int64).reshape(-1, 4)
-        return RowRanges(np.array(which, np.int64), bounds[:, :2], bounds[:, 2:])
+        return PartRanges(np.array(which, np.int64), bounds[:, :2], bounds[:, 2:])
 
     def _piece_bounds(self, number: int) -> tuple[Ints, Ints]:
         """Rows and tokens of the table before each piece of a shard, and before the next shard.
