@@ -156,7 +156,6 @@ class LakeSource(ParquetSource):
 
     suffixes: ClassVar[tuple[str, ...]] = ()
 
-    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
     kind: ClassVar[str] = "table"
     """Name of a table of this kind, for messages."""
 
