@@ -46,7 +46,9 @@ from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.pipeline.stages import Transform
 from penstock.sinks import open_sink
+from penstock.sinks import services as sink_services
 from penstock.sources import open_source
+from penstock.sources import services as source_services
 from penstock.transforms import parse_expression
 from penstock.types import Schema
 from penstock.types.conversion import Problems, convert, members
@@ -122,12 +124,11 @@ class _Builder:
     def _end(self, group: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         """A source or a sink: by its type, or by the suffix of its path."""
         where = group.removesuffix("s")
-        if (
-            isinstance(given, Mapping)
-            and "type" not in given
-            and is_service(url := given.get("path", given.get("url")))
-        ):
-            given = {**{name: value for name, value in given.items() if name != "url"}, "path": url}
+        if isinstance(given, Mapping) and "type" not in given and is_service(given.get("path", given.get("url"))):
+            rest = {name: value for name, value in given.items() if name not in ("path", "url")}
+            url = given.get("path", given.get("url"))
+            services = source_services if group == "sources" else sink_services
+            return self._make(services.service_class(url), {"url": url, **rest}, where)
         if given is None:
             self.problems.add(where, f"missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
         elif isinstance(given, Mapping) and "type" in given:

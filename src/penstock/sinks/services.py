@@ -20,6 +20,12 @@ _SINKS = {
 
 def open_service(url: str, **options: Any) -> Sink:
     """The sink for the URL of a database or a broker (see `is_service`)."""
-    module, name = _SINKS[scheme_of(url)]
-    sink: Sink = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)(url, **options)
+    sink: Sink = service_class(url)(url, **options)
     return sink
+
+
+def service_class(url: str) -> type[Any]:
+    """The class of the sink for a URL."""
+    module, name = _SINKS[scheme_of(url)]
+    found: type[Any] = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)
+    return found

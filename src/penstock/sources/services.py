@@ -20,6 +20,12 @@ _SOURCES = {
 
 def open_service(url: str, **options: Any) -> Source:
     """The source for the URL of a database or a broker (see `is_service`)."""
-    module, name = _SOURCES[scheme_of(url)]
-    source: Source = getattr(importlib.import_module(f"penstock.sources.{module}"), name)(url, **options)
+    source: Source = service_class(url)(url, **options)
     return source
+
+
+def service_class(url: str) -> type[Any]:
+    """The class of the source for a URL."""
+    module, name = _SOURCES[scheme_of(url)]
+    found: type[Any] = getattr(importlib.import_module(f"penstock.sources.{module}"), name)
+    return found
