@@ -86,7 +86,6 @@ def test_a_lock_is_taken_only_from_a_holder_that_does_not_renew_it(
     late = ObjectLock(url)
     assert late.hold("x")
     assert live.held
-    live.check("x")
     live._start()  # and on again
     wait_for(lambda: not live.held)
     with pytest.raises(ConfigError, match="x is in use by process"):
@@ -95,6 +94,27 @@ def test_a_lock_is_taken_only_from_a_holder_that_does_not_renew_it(
     assert late.held
     late.check("x")
     late.release()
+
+
+def test_a_holder_that_was_stopped_asks_before_it_goes_on(s3_url: str, elsewhere: None) -> None:
+    stopped, late = ObjectLock(f"{s3_url}/l"), ObjectLock(f"{s3_url}/l")
+    assert stopped.hold("x")
+    stopped._stop.set()  # none of its threads runs
+    assert late.hold("x")
+    with pytest.raises(ConfigError, match="x is in use by process"):
+        stopped.check("x")
+    assert not stopped.held
+    late.check("x")
+    late.release()
+
+
+def test_a_holder_that_was_killed_on_another_machine_is_not_waited_for_in_vain(s3_url: str, elsewhere: None) -> None:
+    killed, next_one = ObjectLock(f"{s3_url}/l"), ObjectLock(f"{s3_url}/l")
+    assert killed.acquire()
+    assert not next_one.acquire()
+    killed._stop.set()
+    assert next_one.acquire()
+    next_one.release()
 
 
 def test_a_waiting_process_gets_the_lock_when_it_is_released(s3_url: str, elsewhere: None) -> None:
