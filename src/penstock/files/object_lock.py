@@ -62,6 +62,12 @@ class ObjectLock:
 
     @property
     def held(self) -> bool:
+        """True while nobody else can have it: it was renewed within the lease."""
+        return self._is_ours and _seconds() - self._renewed_at < LEASE_SECONDS
+
+    @property
+    def _is_ours(self) -> bool:
+        """True as far as this process knows."""
         return self._version is not None and not self._lost and self._process == os.getpid()
 
     def acquire(self, wait_seconds: float = 0.0, *, take_over: bool = False) -> bool:
@@ -107,9 +113,9 @@ class ObjectLock:
 
     def check(self, what: str) -> None:
         """Raise if the lock was lost to another run. A process that was stopped asks before it goes on."""
-        if self.held and self._is_stale:
+        if self._is_ours and self._is_stale:
             with self._guard:
-                if self.held and self._is_stale:
+                if self._is_ours and self._is_stale:
                     self._renew()
         if self._lost:
             raise ConfigError(
@@ -125,12 +131,12 @@ class ObjectLock:
     def release(self) -> None:
         """Give it back; without holding it, do nothing."""
         with _registry_guard:
-            held = self.held
+            ours = self._is_ours
             self._stop.set()
             if _registry.get(self.url) is self and self._process == os.getpid():
                 del _registry[self.url]
         with self._guard:
-            if held:
+            if ours:
                 with contextlib.suppress(OSError):
                     # Others may take it only after a lease without a renewal.
                     if not self._is_stale or self._renew():
@@ -208,7 +214,7 @@ class ObjectLock:
     def _take_over(self) -> bool:
         with _registry_guard:
             holder = _registry.get(self.url)
-            if holder is None or holder is self or not holder.held:
+            if holder is None or holder is self or not holder._is_ours:
                 return False
             with holder._guard:
                 holder._stop.set()

@@ -85,9 +85,9 @@ def test_a_lock_is_taken_only_from_a_holder_that_does_not_renew_it(
     monkeypatch.setattr(time, "time", lambda: clock() - 86_400)  # a clock that jumps changes nothing
     late = ObjectLock(url)
     assert late.hold("x")
-    assert live.held
+    assert not live.held
     live._start()  # and on again
-    wait_for(lambda: not live.held)
+    wait_for(lambda: live._lost)
     with pytest.raises(ConfigError, match="x is in use by process"):
         live.check("x")
     live.release()

@@ -226,6 +226,23 @@ def test_shards_that_are_being_uploaded_are_not_deleted(s3_url: str) -> None:
     write(f"{s3_url}/x.store")
 
 
+def test_a_writer_that_was_cut_off_deletes_nothing_of_its_successor(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "_lives_here", lambda token: None)  # the successor is on another machine
+    monkeypatch.setattr(lock_module, "LEASE_SECONDS", 0.4)
+    monkeypatch.setattr(lock_module, "_registry", {})
+    cut_off, successor = (StoreWriter(f"{s3_url}/x.store", shard_bytes=2000, wait_seconds=30) for _ in range(2))
+    cut_off.write(STEPS[0])
+    cut_off._lock._stop.set()  # type: ignore[union-attr]
+    lock_module._registry.clear()
+    for step in STEPS:
+        successor.write(step)
+    cut_off.abort()
+    successor.publish()
+    assert len(open_store(f"{s3_url}/x.store", cache_dir=tmp_path)) == 400
+
+
 def test_a_stopped_writer_leaves_the_checkpoint_of_its_successor_alone(
     s3_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
