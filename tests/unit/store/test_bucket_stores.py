@@ -13,7 +13,7 @@ from tests.buckets import download, names_in, upload
 
 import penstock.files.object_lock as lock_module
 import penstock.store.writer as writer_module
-from penstock.errors import ConfigError, ResumeError
+from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.objects import open_bucket
 from penstock.store import StoreWriter, append, open_store
 from penstock.store.bucket_build import BucketBuild
@@ -267,3 +267,15 @@ def test_a_stopped_writer_leaves_the_checkpoint_of_its_successor_alone(
     for step in STEPS[2:]:
         last.write(step)
     assert last.publish().rows == 400
+
+
+def test_a_damaged_shard_that_was_deleted_is_uploaded_by_the_next_run(s3_url: str, tmp_path: Path) -> None:
+    url = f"{s3_url}/x.store"
+    entry = write(url).shards[0]
+    bucket, prefix = open_bucket(url)
+    bucket.write(f"{prefix}/{entry.file}", bytes(entry.bytes))
+    with pytest.raises(DataError, match="upload it again, or delete it and prepare the store again"):
+        open_store(url, cache_dir=tmp_path)[0]
+    bucket.delete(f"{prefix}/{entry.file}")
+    write(url, mode="overwrite")
+    assert open_store(url, cache_dir=tmp_path)[0]["n"] == 0
