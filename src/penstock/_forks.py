@@ -11,6 +11,8 @@ from penstock.errors import ConfigError
 Lock = TypeVar("Lock")
 
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+_clients_of = 0
+"""Process that made the first request to an object store."""
 
 
 def renewed(lock: Lock) -> Lock:
@@ -25,6 +27,19 @@ def check_process(process: int, what: str) -> None:
         raise ConfigError(
             f"{what} began in process {process}, before process {os.getpid()} was forked from it, and the threads that "
             "it needs are in that process only; begin one in each process"
+        )
+
+
+def check_clients() -> None:
+    """Refuse a request to an object store in a forked process, where it would never be answered."""
+    global _clients_of
+    if not _clients_of:
+        _clients_of = os.getpid()
+    if _clients_of != os.getpid():
+        raise ConnectionError(
+            f"process {os.getpid()} was forked after object stores had been used, and the threads that make the "
+            "requests are in its parent only; start worker processes with 'spawn' or 'forkserver', such as "
+            "DataLoader(..., multiprocessing_context='spawn')"
         )
 
 

@@ -62,43 +62,84 @@ class ObjectLock:
 
     @property
     def held(self) -> bool:
+        """True while nobody else can have it: it was renewed within the lease."""
+        return self._is_ours and _seconds() - self._renewed_at < LEASE_SECONDS
+
+    @property
+    def _is_ours(self) -> bool:
+        """True as far as this process knows."""
         return self._version is not None and not self._lost and self._process == os.getpid()
 
     def acquire(self, wait_seconds: float = 0.0, *, take_over: bool = False) -> bool:
-        """Take the lock, waiting at most `wait_seconds`; True if it is held now."""
-        return self._acquire(wait_seconds, take_over, watch=False)
+        """Take the lock, waiting at most `wait_seconds` for a holder that lives; True if it is held now.
+
+        Of a holder on another machine it waits to see a sign of life, `LEASE_SECONDS` at most: it may have been killed.
+        """
+        if self.held:
+            return True
+        if take_over and self._take_over():
+            return True
+        self._bucket.list_folder(self._key)  # some stores make a bucket that is written to, and a wrong name is common
+        began = time.monotonic()
+        seen: ObjectVersion | None = None
+        since, lives = began, False
+        while not self._try(create=True):
+            found = self._look()
+            now = time.monotonic()
+            if found is None:
+                continue  # released meanwhile
+            version, facts = found
+            alive = _lives_here(str(facts.get("token")))
+            lives = lives or alive is True
+            if version != seen:
+                lives = lives or seen is not None
+                seen, since = version, now
+            expired = now - since >= LEASE_SECONDS
+            if (alive is False or expired) and self._try(replaced=version):
+                log.info("%s: taken from %s, which did not renew it", shown(self.url), facts.get("host"))
+                return True
+            if lives and now - began >= wait_seconds:
+                return False
+            time.sleep(_PAUSE)
+        return True
 
     def hold(self, what: str, *, take_over: bool = False) -> bool:
-        """Take the lock of `what`, or raise an error that names who has it.
-
-        Of a holder on another machine it waits to see a sign of life, `LEASE_SECONDS` at most.
-        """
-        if self._acquire(0.0, take_over, watch=True):
+        """Take the lock of `what`, or raise an error that names who has it."""
+        if self.acquire(take_over=take_over):
             return True
         raise ConfigError(
             f"{what} is in use by {self.owner()}; wait until that run has ended, or stop it, or choose another path"
         )
 
     def check(self, what: str) -> None:
-        """Raise if the lock was lost to another run."""
+        """Raise if the lock was lost to another run. A process that was stopped asks before it goes on."""
+        if self._is_ours and self._is_stale:
+            with self._guard:
+                if self._is_ours and self._is_stale:
+                    self._renew()
         if self._lost:
             raise ConfigError(
                 f"{what} is in use by {self.owner()} now: this run did not renew its lock {shown(self.url)!r} for "
                 f"{LEASE_SECONDS:g} s, as a machine that sleeps or has no network does; start it again to resume"
             )
 
+    @property
+    def _is_stale(self) -> bool:
+        """True if renewals have failed or the process was stopped: others may take the lock after a whole lease."""
+        return _seconds() - self._renewed_at >= LEASE_SECONDS / 2
+
     def release(self) -> None:
         """Give it back; without holding it, do nothing."""
         with _registry_guard:
-            held = self.held
+            ours = self._is_ours
             self._stop.set()
             if _registry.get(self.url) is self and self._process == os.getpid():
                 del _registry[self.url]
         with self._guard:
-            if held:
+            if ours:
                 with contextlib.suppress(OSError):
                     # Others may take it only after a lease without a renewal.
-                    if time.monotonic() - self._renewed_at < LEASE_SECONDS / 2 or self._renew():
+                    if not self._is_stale or self._renew():
                         self._bucket.delete(self._key)
             self._version = None
             local, self._local = self._local, None
@@ -115,42 +156,11 @@ class ObjectLock:
         except (AssertionError, KeyError):
             return "another process"
 
-    def _acquire(self, wait_seconds: float, take_over: bool, *, watch: bool) -> bool:
-        if self.held:
-            return True
-        if take_over and self._take_over():
-            return True
-        self._bucket.list_folder(self._key)  # some stores make a bucket that is written to, and a wrong name is common
-        began = time.monotonic()
-        seen: ObjectVersion | None = None
-        since = began
-        while not self._try(create=True):
-            found = self._look()
-            now = time.monotonic()
-            if found is None:
-                continue  # released meanwhile
-            version, facts = found
-            if version != seen:
-                renewed_now = seen is not None
-                seen, since = version, now
-            else:
-                renewed_now = False
-            alive = _lives_here(str(facts.get("token")))
-            expired = now - since >= LEASE_SECONDS
-            if (alive is False or expired) and self._try(replaced=version):
-                log.info("%s: taken from %s, which did not renew it", shown(self.url), facts.get("host"))
-                return True
-            if watch and (alive or renewed_now):
-                return False
-            if not watch and now - began >= wait_seconds:
-                return False
-            time.sleep(_PAUSE if watch else min(_PAUSE, max(0.01, wait_seconds - (now - began))))
-        return True
-
     def _try(self, *, create: bool = False, replaced: ObjectVersion | None = None) -> bool:
         token = secrets.token_hex(16)
         local = _local_lock(token)
         self._token, self._renewals = token, 0
+        began = _seconds()
         try:
             self._version = self._bucket.write(self._key, self._facts(), create=create, replaced=replaced)
         except ObjectExistsError:
@@ -165,7 +175,7 @@ class ObjectLock:
                 local.release()
             raise
         self._local, self._process, self._lost = local, os.getpid(), False
-        self._renewed_at = time.monotonic()
+        self._renewed_at = began
         with _registry_guard:
             _registry[self.url] = self
         self._start()
@@ -189,7 +199,7 @@ class ObjectLock:
 
     def _renew(self) -> bool:
         self._renewals += 1
-        began = time.monotonic()
+        began = _seconds()
         try:
             self._version = self._bucket.write(self._key, self._facts(), replaced=self._version)
         except (ObjectExistsError, FileNotFoundError):
@@ -204,7 +214,7 @@ class ObjectLock:
     def _take_over(self) -> bool:
         with _registry_guard:
             holder = _registry.get(self.url)
-            if holder is None or holder is self or not holder.held:
+            if holder is None or holder is self or not holder._is_ours:
                 return False
             with holder._guard:
                 holder._stop.set()
@@ -242,6 +252,11 @@ class ObjectLock:
 
     def __repr__(self) -> str:
         return f"ObjectLock({shown(self.url)!r}{', held' if self.held else ''})"
+
+
+def _seconds() -> float:
+    """Time since the machine started, with that for which it slept, as others have counted it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 def _local_path(token: str) -> Path:

@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
 
+from penstock._forks import check_clients
 from penstock._optional import require
 from penstock.errors import ChangedFileError, ConfigError, DataError
 from penstock.files import filesystems
@@ -236,6 +237,7 @@ class Bucket:
         """The objects below a prefix, which ends at a `/`, sorted by key; those behind the key `after`."""
         import obstore
 
+        check_clients()
         until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
@@ -331,8 +333,7 @@ class Bucket:
 
     def download(self, key: str, file: BinaryIO, *, etag: str | None = None) -> None:
         """Write the bytes of an object into a file, a part at a time."""
-        start = 0
-        found = self.info(key)
+        start, found = 0, self.info(key)
         if found is None:
             raise FileNotFoundError(f"no such object: {shown(self.url_of(key))!r}")
         while start < found.size:
@@ -356,8 +357,11 @@ class Bucket:
         import obstore
 
         keys: Any = [key, *more] if more else key
-        with contextlib.suppress(FileNotFoundError):
+        try:
             self._ask(key, lambda: obstore.delete(self._store, keys))
+        except FileNotFoundError:  # S3 does not say so; others do, and leave those behind it
+            for each in (key, *more) if more else ():
+                self.delete(each)
 
     @property
     def patient(self) -> Any:
@@ -373,6 +377,7 @@ class Bucket:
 
     def _ask(self, key: str, ask: Callable[[], Answer], *, pinned: bool = False) -> Answer:
         """The answer to a request, which is made again where that may help."""
+        check_clients()
         until, pause = time.monotonic() + (self._retry_seconds or RETRY_SECONDS), _FIRST_PAUSE
         while True:
             try:
@@ -490,20 +495,21 @@ class ObjectWriter:
         if self._upload is None:
             self._open()
         for start in range(0, len(view), _COPIED_BYTES):
-            self._send(view[start : start + _COPIED_BYTES])
+            # A copy: the client reads it after `write` has returned, when the caller may use its memory again.
+            self._send(bytes(view[start : start + _COPIED_BYTES]))
         return len(view)
 
     def _open(self) -> None:
         import obstore
 
+        self._before = self._bucket.info(self.key)
         self._upload = obstore.open_writer(
             self._bucket.patient, self.key, buffer_size=self._part_bytes, max_concurrency=self._MOST_ON_THE_WAY
         )
-        self._before = self._bucket.info(self.key)
         waiting, self._waiting = self._waiting, bytearray()
-        self._send(memoryview(waiting))
+        self._send(bytes(waiting))
 
-    def _send(self, data: memoryview) -> None:
+    def _send(self, data: bytes) -> None:
         with self._naming():
             self._upload.write(data)
 
@@ -552,8 +558,7 @@ class ObjectWriter:
             yield
         except Exception as error:  # noqa: BLE001 - raised again under the object's name
             self._bucket._raise_for(self.key, error)
-            where = shown(self._bucket.url_of(self.key))
-            raise ConnectionError(f"{where!r} cannot be written: {_said(error)}") from None
+            raise ConnectionError(f"{self.name!r} cannot be written: {_said(error)}") from None
 
     def __enter__(self) -> Self:
         return self

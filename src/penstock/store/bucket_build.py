@@ -86,8 +86,9 @@ class BucketBuild(Build):
 
     # -- the place ---------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Refuse a prefix with objects that are no store; note the manifest that a new one replaces."""
+    def look(self, *, resumes: bool) -> None:
+        """Refuse a prefix with objects that are no store, or of one whose manifest is gone: a run that begins deletes
+        shards that no manifest names. Note the manifest that a new one replaces."""
         info = self._store.bucket.info(self._store.key(MANIFEST_NAME))
         self._current = info.written if info is not None else None
         if info is not None:
@@ -99,6 +100,17 @@ class BucketBuild(Build):
             raise ConfigError(
                 f"there are objects below {self._store.shown}/ that are no store, such as {strange[0]!r}; delete them "
                 "or write elsewhere"
+            )
+        if not resumes and self._store.list(VERSIONS):
+            raise ConfigError(
+                f"{self._store.shown} has versions and no {MANIFEST_NAME}: it was deleted, or a run was killed as it "
+                "published; make a version the current one with checkout(path, version), or delete the versions to "
+                "write the store anew"
+            )
+        if not resumes and self._read(OWNER) is None and self._store.list(SHARDS):
+            raise ConfigError(
+                f"{self._store.shown} has shards and no {MANIFEST_NAME}, and no run of penstock has left them: is a "
+                "store being uploaded there? Delete them or write elsewhere"
             )
 
     def check_place(self, *, shown: bool) -> None:

@@ -280,7 +280,8 @@ class BucketShards:
 
     def _damaged(self, file: str, why: str) -> DataError:
         return DataError(
-            f"this shard is damaged: {why}; upload it again, or prepare the store again", file=self.home.place(file)
+            f"this shard is damaged: {why}; upload it again, or delete it and prepare the store again",
+            file=self.home.place(file),
         )
 
 
@@ -325,5 +326,7 @@ class BucketShard:
             yield
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise DataError(
-                f"this shard is damaged: {error}; upload it again, or prepare the store again", file=self.path, row=row
+                f"this shard is damaged: {error}; upload it again, or delete it and prepare the store again",
+                file=self.path,
+                row=row,
             ) from error

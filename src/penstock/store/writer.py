@@ -136,6 +136,7 @@ class StoreWriter:
         if rest is not None:
             self._write_piece(*rest)
         self._finish_shard()
+        self._check_still_ours()  # the uploads may have taken long
         if self._durable:
             self._build.save_journal(self._shards)
             self._build.mark_complete(self._run)
@@ -340,7 +341,7 @@ class StoreWriter:
         elif self.home.path is not None:
             self._refuse_others(self.home.path)
         if self._in_bucket is not None:
-            self._in_bucket.look()
+            self._in_bucket.look(resumes=token is not None)
         here = self._base.version if self._base is not None else None
         if token is not None:
             if token["base"] != here:

@@ -85,16 +85,36 @@ def test_a_lock_is_taken_only_from_a_holder_that_does_not_renew_it(
     monkeypatch.setattr(time, "time", lambda: clock() - 86_400)  # a clock that jumps changes nothing
     late = ObjectLock(url)
     assert late.hold("x")
-    assert live.held
-    live.check("x")
+    assert not live.held
     live._start()  # and on again
-    wait_for(lambda: not live.held)
+    wait_for(lambda: live._lost)
     with pytest.raises(ConfigError, match="x is in use by process"):
         live.check("x")
     live.release()
     assert late.held
     late.check("x")
     late.release()
+
+
+def test_a_holder_that_was_stopped_asks_before_it_goes_on(s3_url: str, elsewhere: None) -> None:
+    stopped, late = ObjectLock(f"{s3_url}/l"), ObjectLock(f"{s3_url}/l")
+    assert stopped.hold("x")
+    stopped._stop.set()  # none of its threads runs
+    assert late.hold("x")
+    with pytest.raises(ConfigError, match="x is in use by process"):
+        stopped.check("x")
+    assert not stopped.held
+    late.check("x")
+    late.release()
+
+
+def test_a_holder_that_was_killed_on_another_machine_is_not_waited_for_in_vain(s3_url: str, elsewhere: None) -> None:
+    killed, next_one = ObjectLock(f"{s3_url}/l"), ObjectLock(f"{s3_url}/l")
+    assert killed.acquire()
+    assert not next_one.acquire()
+    killed._stop.set()
+    assert next_one.acquire()
+    next_one.release()
 
 
 def test_a_waiting_process_gets_the_lock_when_it_is_released(s3_url: str, elsewhere: None) -> None:

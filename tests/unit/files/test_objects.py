@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -117,8 +120,10 @@ def test_a_server_that_is_down_for_a_moment_is_waited_for() -> None:
         bucket, key = open_bucket(f"{server.url}/k")
         bucket.write(key, b"water")
         server.kill()
-        threading.Timer(0.5, server.start).start()
+        timer = threading.Timer(0.5, server.start)
+        timer.start()
         assert bytes(bucket.read(key)) == b"water"
+        timer.join()  # it may answer before it counts as started
         server.kill()
         patch.setattr(objects, "RETRY_SECONDS", 0.3)
         with pytest.raises(ConnectionError, match=r"'s3://pen/k': no whole answer within 0.3 s"):
@@ -165,6 +170,55 @@ def test_credentials_come_from_profiles_and_urls_too(
     bucket, key = open_bucket(f"{s3_url.replace('s3://', f's3://{login}')}/k?{host}")
     assert bytes(bucket.read(key)) == b"water"
     assert SECRET_KEY not in repr(bucket) + bucket.url_of(key)
+
+
+def test_memory_that_is_used_again_after_a_write_does_not_change_an_upload(s3_url: str) -> None:
+    bucket, key = open_bucket(f"{s3_url}/k")
+    memory = bytearray(1 << 20)
+    with bucket.writer(key, 5 << 20) as writer:
+        for number in range(16):
+            memory[:] = bytes([number]) * len(memory)
+            writer.write(memory)
+        memory[:] = b"x" * len(memory)
+    data = bytes(bucket.read(key))
+    assert [set(data[at : at + len(memory)]) for at in range(0, len(data), len(memory))] == [{n} for n in range(16)]
+
+
+def test_objects_behind_a_missing_one_are_deleted_where_the_store_says_that_it_is_missing(tmp_path: Path) -> None:
+    from obstore.store import LocalStore
+
+    bucket = objects.Bucket("file://", LocalStore(tmp_path))
+    names = [f"{number:02d}" for number in range(40)]  # more than are deleted at a time
+    for name in names:
+        bucket.write(name, b"1")
+    bucket.delete("missing", *names)
+    assert list(bucket.objects()) == []
+    bucket.delete("missing")
+
+
+FORK = """
+import os, signal, sys
+from penstock.files.objects import open_bucket
+bucket, key = open_bucket(sys.argv[1])
+bucket.write(key, b"1")
+if not os.fork():
+    signal.alarm(20)
+    for again in (bucket, open_bucket(sys.argv[1])[0]):
+        try:
+            again.read(key)
+        except ConnectionError as error:
+            print(error, flush=True)
+    os._exit(0)
+os.wait()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_is_told_that_its_requests_would_not_be_answered(s3_url: str) -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORK, f"{s3_url}/k"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.count("was forked after object stores had been used") == 2
+    assert "multiprocessing_context='spawn'" in done.stdout
 
 
 def test_an_upload_whose_last_answer_got_lost_is_there(s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

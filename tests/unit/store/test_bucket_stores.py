@@ -11,8 +11,9 @@ import pyarrow as pa
 import pytest
 from tests.buckets import download, names_in, upload
 
+import penstock.files.object_lock as lock_module
 import penstock.store.writer as writer_module
-from penstock.errors import ConfigError, ResumeError
+from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.objects import open_bucket
 from penstock.store import StoreWriter, append, open_store
 from penstock.store.bucket_build import BucketBuild
@@ -198,3 +199,83 @@ def test_a_checkpoint_whose_objects_are_gone_is_refused(s3_url: str) -> None:
         bucket.delete(f"{prefix}/{name}")
         with pytest.raises(ResumeError, match=match):
             StoreWriter(url, shard_bytes=2000).restore(token)
+
+
+@pytest.mark.parametrize("mode", ["create", "append", "overwrite"])
+def test_a_store_whose_manifest_is_gone_is_not_deleted_by_the_next_writer(s3_url: str, mode: str) -> None:
+    url = f"{s3_url}/x.store"
+    write(url)
+    bucket, prefix = open_bucket(url)
+    bucket.delete(f"{prefix}/manifest.json")
+    before = names_in(url)
+    with pytest.raises(ConfigError, match=r"has versions and no manifest\.json.*checkout\(path, version\)"):
+        write(url, mode=mode)
+    assert names_in(url) == before
+    assert checkout(url, 1).rows == 400
+    if mode != "create":
+        write(url, mode=mode)
+
+
+def test_shards_that_are_being_uploaded_are_not_deleted(s3_url: str) -> None:
+    bucket, prefix = open_bucket(f"{s3_url}/x.store")
+    bucket.write(f"{prefix}/shards/{'0' * 32}.arrow", b"1")
+    with pytest.raises(ConfigError, match=r"has shards and no manifest\.json"):
+        write(f"{s3_url}/x.store")
+    assert len(names_in(s3_url)) == 1
+    bucket.delete(f"{prefix}/shards/{'0' * 32}.arrow")
+    write(f"{s3_url}/x.store")
+
+
+def test_a_writer_that_was_cut_off_deletes_nothing_of_its_successor(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "_lives_here", lambda token: None)  # the successor is on another machine
+    monkeypatch.setattr(lock_module, "LEASE_SECONDS", 0.4)
+    monkeypatch.setattr(lock_module, "_registry", {})
+    cut_off, successor = (StoreWriter(f"{s3_url}/x.store", shard_bytes=2000, wait_seconds=30) for _ in range(2))
+    cut_off.write(STEPS[0])
+    cut_off._lock._stop.set()  # type: ignore[union-attr]
+    lock_module._registry.clear()
+    for step in STEPS:
+        successor.write(step)
+    cut_off.abort()
+    successor.publish()
+    assert len(open_store(f"{s3_url}/x.store", cache_dir=tmp_path)) == 400
+
+
+def test_a_stopped_writer_leaves_the_checkpoint_of_its_successor_alone(
+    s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "_lives_here", lambda token: None)  # the successor is on another machine
+    monkeypatch.setattr(lock_module, "LEASE_SECONDS", 0.4)
+    monkeypatch.setattr(lock_module, "_registry", {})
+    stopped, successor = (StoreWriter(f"{s3_url}/x.store", shard_bytes=2000) for _ in range(2))
+    stopped.restore({})
+    stopped.write(STEPS[0])
+    token = stopped.checkpoint()
+    stopped._lock._stop.set()  # type: ignore[union-attr]
+    lock_module._registry.clear()
+    successor.restore(token)
+    successor.write(STEPS[1])
+    token = successor.checkpoint()
+    for work in (stopped.checkpoint, stopped.publish):
+        with pytest.raises(ConfigError, match="is in use by process"):
+            work()
+    successor.abort()
+    last = StoreWriter(f"{s3_url}/x.store", shard_bytes=2000)
+    last.restore(token)
+    for step in STEPS[2:]:
+        last.write(step)
+    assert last.publish().rows == 400
+
+
+def test_a_damaged_shard_that_was_deleted_is_uploaded_by_the_next_run(s3_url: str, tmp_path: Path) -> None:
+    url = f"{s3_url}/x.store"
+    entry = write(url).shards[0]
+    bucket, prefix = open_bucket(url)
+    bucket.write(f"{prefix}/{entry.file}", bytes(entry.bytes))
+    with pytest.raises(DataError, match="upload it again, or delete it and prepare the store again"):
+        open_store(url, cache_dir=tmp_path)[0]
+    bucket.delete(f"{prefix}/{entry.file}")
+    write(url, mode="overwrite")
+    assert open_store(url, cache_dir=tmp_path)[0]["n"] == 0
