@@ -187,6 +187,42 @@ def test_two_rows_with_one_key_are_refused_and_never_lost(url: str, delivered: i
     source.close()
 
 
+@pytest.mark.parametrize("delivered", [1, 2, 3])
+def test_rows_that_a_collation_takes_for_one_are_neither_lost_nor_repeated(tmp_path: Path, delivered: int) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute("CREATE TABLE t (k text COLLATE NOCASE)")
+        connection.execute("INSERT INTO t VALUES ('a'), ('A'), ('b')")
+    source = SqlSource(url, table="t", key="k", batch_bytes=1)
+    rows = [row for _ in range(delivered) for row in source.next_batch(1).to_pylist()]
+    fresh = SqlSource(url, table="t", key="k")
+    fresh.load_state_dict(source.state_dict())
+    source.close()
+    if delivered < 3:
+        with pytest.raises(DataError, match=r"two rows have the key k = [aA].*collation"):
+            read(fresh)
+    else:
+        assert [row["k"] for row in rows + read(fresh)] == ["a", "A", "b"]
+    fresh.close()
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_a_key_that_sqlite_computes_may_have_fractions(tmp_path: Path, connections: int) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    table = make_table(url, [{"k": n / 3, "n": n} for n in range(-4, 5)], "t")
+
+    def make() -> SqlSource:
+        query = f"SELECT k * 1.0 AS k, n FROM {table}"  # a computed column compares text as text
+        return SqlSource(url, query=query, key="k", connections=connections, batch_bytes=1)
+
+    source, fresh = make(), make()
+    rows = source.next_batch(2).to_pylist() + source.next_batch(2).to_pylist()
+    fresh.load_state_dict(source.state_dict())
+    source.close()
+    assert [row["n"] for row in rows + read(fresh)] == list(range(-4, 5))
+    fresh.close()
+
+
 def test_a_row_without_a_key_is_refused_and_never_lost(url: str) -> None:
     table = make_table(url, [{"k": k} for k in (1, None, 3)])
     source = SqlSource(url, table=table, key="k")
@@ -300,6 +336,7 @@ def test_a_wrong_password_is_an_error_that_does_not_show_it(
     [
         "postgresql://pen:s3cret@h/db",
         "postgresql://pen:s3c@ret/s3cret@h/db",
+        "postgresql://pen:s3cr?s3cret@h/db?sslmode=prefer",
         "postgresql://h/db?user=pen&password=s3cret",
         "snowflake://pen:s3cret@account/db?token=s3cret",
     ],
