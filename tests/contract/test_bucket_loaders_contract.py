@@ -251,15 +251,18 @@ def test_a_server_that_is_killed_again_and_again_feeds_on(
         part_cache.cache_clear()
         given = {"chunk_size": 32, "batch_size": 4, "backend": "numpy", "shuffle": BLOCKS}
         wanted = [batch.input_ids.tolist() for batch in PretrainDataLoader(disk, **given)]
-        killer: threading.Thread | None = None
+        restarts: list[threading.Thread] = []
         found = []
         with PretrainDataLoader(f"{server.url}/a.store", cache_dir=tmp_path / "c", cache_bytes=4000, **given) as loader:
             for number, batch in enumerate(loader):
                 found.append(batch.input_ids.tolist())
-                if number % (len(wanted) // kills) == 1 and (killer is None or not killer.is_alive()):
+                if number % (len(wanted) // kills) == 1:
+                    for thread in restarts:
+                        thread.join()
                     server.kill()  # in the middle of what is fetched ahead
-                    killer = threading.Thread(target=server.start)
-                    killer.start()
-        if killer is not None:
-            killer.join()
+                    restarts.append(threading.Thread(target=server.start))
+                    restarts[-1].start()
+        for thread in restarts:
+            thread.join()
+    assert len(restarts) >= kills
     assert found == wanted

@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import partial
 from inspect import Parameter, Signature, cleandoc, signature
 from operator import index
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
 
 from penstock._suggest import check_options, named_options
 from penstock.batching.backends import get_backend
@@ -24,6 +25,7 @@ from penstock.connections.shared_cache import CacheSpec, SharedCache, require_ca
 from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.sharding import Contiguous, Sharding
 from penstock.errors import ConfigError
+from penstock.files.filesystems import is_remote, require_local
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget, parse_bytes
 from penstock.order.block_shuffle import BlockShuffle, shuffle_of
@@ -147,7 +149,8 @@ class Options(Shard, Padding, Output, RawRows):
         for name, least in {"max_tokens": 1, "pad_to_multiple_of": 1, "prefetch": 0, "pad_id": 0}.items():
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), least)
-        object.__setattr__(self, "shuffle", shuffle_of(self.shuffle))
+        if not isinstance(self.shuffle, bool):
+            object.__setattr__(self, "shuffle", shuffle_of(self.shuffle))
         for name in ("drop_last", "padding_free", "pin_memory", "progress", "allow_empty"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
@@ -162,7 +165,7 @@ class Options(Shard, Padding, Output, RawRows):
         if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
             raise ConfigError(f"cache_dir must be a path, got {self.cache_dir!r}")
         if self.cache_dir is not None:
-            require_cache_dir(self.cache_dir)
+            assert self.cache_home  # which checks it
         if self.cache is not None:
             shared_cache(self.cache)
         object.__setattr__(self, "cache_bytes", parse_bytes(self.cache_bytes))
@@ -194,7 +197,15 @@ class Options(Shard, Padding, Output, RawRows):
 
     @property
     def cache_home(self) -> Path | None:
-        return None if self.cache_dir is None else require_cache_dir(self.cache_dir)
+        if self.cache_dir is None:
+            return None
+        require = require_cache_dir if is_remote(self.cache_dir) else partial(require_local, what="cache_dir")
+        return require(self.cache_dir)
+
+    @property
+    def block_shuffle(self) -> bool | BlockShuffle:
+        """`shuffle` as orders take it."""
+        return cast("bool | BlockShuffle", self.shuffle)
 
     @property
     def shared_cache(self) -> SharedCache | None:

@@ -19,7 +19,7 @@ from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.chat.render import ExplainedPart
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.metrics import TOKENS
-from penstock.store.preferences import LABELS, label_column
+from penstock.store.manifest import LABELS, label_column
 from penstock.tokenizers.token_rows import token_slices
 from penstock.transforms.columns import as_names, column, take_rows
 from penstock.transforms.counts import CountingTransform

@@ -30,7 +30,7 @@ from penstock.chat.messages import (
 from penstock.chat.problems import MalformedChatError, RowProblem
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.json_values import loads
-from penstock.store.preferences import label_column, rejected_column
+from penstock.store.manifest import label_column, rejected_column
 
 SYSTEM = ("system", "developer")
 WAITING = ("user", "tool")

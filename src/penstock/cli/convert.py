@@ -12,7 +12,7 @@ from penstock.cli.console import count, log_lines, print_json, print_table, say
 from penstock.cli.options import JsonOption, QuietOption, command
 from penstock.corpus.convert import FORMATS
 from penstock.corpus.convert import convert as convert_tokens
-from penstock.files.output_places import shown_place
+from penstock.files.filesystems import shown_place
 from penstock.memory import MemoryBudget
 from penstock.observe import Extent, closing_table, progress_on
 

@@ -39,8 +39,8 @@ import pyarrow.compute as pc
 from penstock._suggest import did_you_mean, nearest, unknown_option
 from penstock.cli.plugins import resolve
 from penstock.errors import ConfigError, PenstockError
+from penstock.files.filesystems import output_place
 from penstock.files.listing import is_service
-from penstock.files.output_places import output_place
 from penstock.fsqueue import QueueSource
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig

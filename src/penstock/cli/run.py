@@ -21,8 +21,8 @@ from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelle
 from penstock.corpus.dedup.stages import Dedup
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.files.documents import read_document, set_value
-from penstock.files.filesystems import shown
-from penstock.files.output_places import bucket_has, output_place, shown_place
+from penstock.files.filesystems import output_place, shown, shown_place
+from penstock.files.objects import bucket_has
 from penstock.memory.budget import format_bytes
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, Report

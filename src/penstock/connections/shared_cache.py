@@ -14,10 +14,9 @@ from typing import TypeAlias
 from penstock.connections.redis import REDIS_SCHEMES, RedisCache
 from penstock.errors import ConfigError
 from penstock.files.cache import CacheBackend, CacheEntry, DiskCache
-from penstock.files.filesystems import is_remote, require_local, scheme_of, shown
+from penstock.files.filesystems import is_object_url, is_remote, require_local, scheme_of, shown
 from penstock.files.listing import PathLike
 from penstock.files.object_cache import ObjectCache
-from penstock.files.objects import is_object_url
 
 log = logging.getLogger(__name__)
 CacheSpec: TypeAlias = PathLike | CacheBackend

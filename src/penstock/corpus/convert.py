@@ -20,10 +20,10 @@ from penstock.connections.shared_cache import SharedCache
 from penstock.errors import ConfigError
 from penstock.files.atomic import check_own_directory, remove_own_directory
 from penstock.files.cache import default_cache_directory
-from penstock.files.filesystems import local_or_none, require_local
+from penstock.files.filesystems import local_or_none, output_place, require_local, shown_place
 from penstock.files.listing import PathLike, as_paths
 from penstock.files.locks import FileLock
-from penstock.files.output_places import bucket_has, output_place, shown_place
+from penstock.files.objects import bucket_has
 from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, Report, Source

@@ -20,11 +20,11 @@ from penstock.errors import ChangedFileError, ConfigError, ResumeError
 from penstock.files.atomic import check_own_directory, remove_own_directory, write_atomic
 from penstock.files.cache import default_cache_directory
 from penstock.files.checksums import FileFingerprint, FileStamps, fingerprint_files, hash_file, is_settled
+from penstock.files.filesystems import beside, output_place, shown_place
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import open_bucket
-from penstock.files.output_places import beside, bucket_has, output_place, shown_place
+from penstock.files.objects import bucket_has, open_bucket
 from penstock.files.ranges.remote_file import InputFile
 from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget

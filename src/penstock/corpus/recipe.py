@@ -55,7 +55,7 @@ from penstock.sources.inputs import Input, as_input
 from penstock.sources.lakes.base import LakeSource
 from penstock.sources.logs.base import LogSource
 from penstock.store import Lineage
-from penstock.store.preferences import LABELS, label_column, rejected_column
+from penstock.store.manifest import LABELS, label_column, rejected_column
 from penstock.tokenizers.load import TokenizerSpec
 from penstock.transforms import Select
 from penstock.transforms.tokenization import Tokenize, Tokenizer, load_tokenizer

@@ -9,11 +9,11 @@ import orjson
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.atomic import write_atomic
+from penstock.files.filesystems import output_place, shown_place
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
 from penstock.files.objects import ChangedObjectError, ObjectExistsError, ObjectVersion, open_bucket
-from penstock.files.output_places import output_place, shown_place
 from penstock.files.remote import RemotePath
 
 CHECKPOINT_NAME = "checkpoint.json"

@@ -298,7 +298,7 @@ def hash_file(path: PathLike) -> str:
     """xxh3-128 of a file, read in pieces of a megabyte: as fast as the disk, some gigabytes a second from memory."""
     digest = xxhash.xxh3_128()
     piece = memoryview(bytearray(_READ_BYTES))
-    with open_raw(path if isinstance(path, RemoteFile) else Path(path)) as file:
+    with open_raw(path) if isinstance(path, RemoteFile) else open(path, "rb", buffering=0) as file:
         while count := file.readinto(piece):
             digest.update(piece[:count])
     return digest.hexdigest()

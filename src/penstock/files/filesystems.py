@@ -322,3 +322,50 @@ def _refusal(url: str, what: str) -> str:
         f"{url!r} is a URL, and {what} must be a local path; pass a path on this machine, and copy what is written "
         "there with the tools of the storage"
     )
+
+
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "azure", "adl")
+"""Schemes of object stores, which `open_bucket` reads and writes."""
+
+
+def is_object_url(path: PathLike) -> bool:
+    """True for a URL into an object store: `s3://`, `gs://`, `az://` and their other names."""
+    text = os.fspath(path)
+    return "::" not in text and text.partition("://")[0].lower() in OBJECT_SCHEMES and "://" in text
+
+
+def output_place(path: PathLike, what: str) -> Path | str:
+    """The local path, or the URL of an object store, at which something is to be written; others are a ConfigError.
+
+    A URL that went through `Path`, which makes one slash of two, is restored.
+    """
+    text = os.fspath(path)
+    scheme, colon, rest = text.partition(":/")
+    if colon and scheme.lower() in OBJECT_SCHEMES and "::" not in text:
+        return f"{scheme}://{rest.lstrip('/')}"
+    if is_remote(text) and local_or_none(text) is None:
+        raise ConfigError(
+            f"{shown(text)!r} is a URL that cannot be written to: {what} must be a path on this machine or a URL of an "
+            "object store (s3://, gs://, az://); write there, and copy it with the tools of the storage"
+        )
+    return require_local(path, what)
+
+
+def beside(place: Path | str, prefix: str = "", suffix: str = "") -> Path | str:
+    """The place with a longer name: `.out.jsonl.lock` for `out.jsonl`. The query of a URL stays behind it."""
+    if isinstance(place, Path):
+        return place.with_name(f"{prefix}{place.name}{suffix}")
+    path, query = cut(place)
+    above, slash, name = path.rstrip("/").rpartition("/")
+    return f"{above}{slash}{prefix}{name}{suffix}{query}"
+
+
+def name_of(place: PathLike) -> str:
+    """The last part of a path or URL, without a query."""
+    text = os.fspath(place)
+    return cut(text)[0].rstrip("/").rpartition("/")[2] if is_object_url(text) else Path(text).name
+
+
+def shown_place(place: Path | str) -> str:
+    """A path or URL for messages and states: without a query, which may hold credentials, and without a password."""
+    return str(place) if isinstance(place, Path) else shown(cut(place)[0].rstrip("/"))

@@ -98,6 +98,14 @@ def service_of(data: Any) -> str | None:
     return data if is_service(data) else None
 
 
+_ROW_SUFFIXES = frozenset({".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".md", ".parquet"})
+
+
+def names_rows(path: PathLike) -> bool:
+    """True for the name of a file of rows or text, which is neither a table of a lake nor token data."""
+    return split_suffix(path)[0] in _ROW_SUFFIXES and not os.fspath(path).endswith(".metadata.json")
+
+
 def as_paths(data: Any) -> list[PathLike] | None:
     """One path, or a list of paths, as a list; None for anything else, such as the URL of a database."""
     if service_of(data) is not None:

@@ -30,15 +30,13 @@ from urllib.parse import parse_qsl, unquote
 from penstock._optional import require
 from penstock.errors import ChangedFileError, ConfigError, DataError
 from penstock.files import filesystems
-from penstock.files.filesystems import cut, scheme_of, shown
+from penstock.files.filesystems import cut, is_object_url, scheme_of, shown
 from penstock.files.listing import PathLike
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-OBJECT_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "azure", "adl")
-"""Schemes whose objects `open_bucket` reads and writes."""
 RETRY_SECONDS = 60.0
 """Longest time in which one request is tried again."""
 PART_BYTES = 8 << 20
@@ -51,6 +49,7 @@ _COPIED_BY_SERVER = 5 << 30
 _TOGETHER_BYTES = 1 << 16
 """Ranges that are less apart than this are one request."""
 _MOST_RETRIES = 30
+_LONGEST_PART_BYTES = 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
@@ -91,12 +90,6 @@ class ChangedObjectError(ChangedFileError):
 
 class ObjectExistsError(FileExistsError):
     """An object that another writer has written, where that was to be refused."""
-
-
-def is_object_url(path: PathLike) -> bool:
-    """True for a URL into an object store: `s3://`, `gs://`, `az://` and their other names."""
-    text = os.fspath(path)
-    return "::" not in text and text.partition("://")[0].lower() in OBJECT_SCHEMES and "://" in text
 
 
 def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[Bucket, str]:
@@ -592,3 +585,14 @@ def _said(error: Exception) -> str:
         return f"{found[1]}{f' ({found[2]})' if found[2] else ''}"
     first = text.partition("Debug source")[0].strip().replace("\n", " ")
     return re.sub(r"^Generic \w+ error: ", "", first) or type(error).__name__
+
+
+def part_bytes_within(budget_bytes: int) -> int:
+    """Size of the parts of an upload, of which three are in memory: less than a fifth of a budget, if S3 takes such."""
+    return min(_LONGEST_PART_BYTES, max(LEAST_PART_BYTES, budget_bytes // 16))
+
+
+def bucket_has(url: PathLike) -> bool:
+    """True if there is an object at a URL, or any below it."""
+    bucket, key = open_bucket(url)
+    return bucket.info(key) is not None or next(bucket.objects(f"{key}/"), None) is not None

@@ -30,6 +30,7 @@ from penstock.files.filesystems import (
     files_below,
     files_matching,
     has_password,
+    is_object_url,
     is_remote,
     kind_of,
     local_path,
@@ -44,7 +45,7 @@ from penstock.files.filesystems import (
 )
 from penstock.files.listing import FoundFiles, PathLike, list_files, refuse_tables, split_suffix
 from penstock.files.locks import FileLock
-from penstock.files.objects import is_object_url, open_bucket
+from penstock.files.objects import open_bucket
 from penstock.files.ranges.read_ahead import RangeFile, open_raw
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
 

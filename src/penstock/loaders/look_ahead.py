@@ -32,7 +32,7 @@ _told: set[tuple[str, ...]] = set()
 
 
 class LookAhead:
-    """Future of the tables of a plan that are in buckets. Without such tables it does nothing."""
+    """Future of the tables of a plan that are in buckets."""
 
     def __init__(self, tables: Sequence[TokenTable], plan: Plan, verify: Verify) -> None:
         self._tables, self.plan, self._verified = tables, plan, verify != "fast"
@@ -44,7 +44,6 @@ class LookAhead:
         self._process = 0
         shards = {id(store.bucket): store.bucket for table in tables for store in table.stores}
         self._shards = [found for found in shards.values() if found is not None]
-        self.active = bool(self._shards)
         self._bytes = min([_MOST_BYTES, *(found.cache_bytes // 4 for found in self._shards)])
         self._ranges: dict[int, RowRanges | None] = {}
 
@@ -80,12 +79,12 @@ class LookAhead:
 
         Parts that are in the cache count too: what is planned has to stay there until it is used.
         """
-        return self.active and len(blocks) < _MOST_BLOCKS and sum(blocks) < self._bytes
+        return len(blocks) < _MOST_BLOCKS and sum(blocks) < self._bytes
 
     def begin(self, position: Position) -> None:
         """Go to a position. The caches ask from now on what this plan uses next."""
         self.position = position
-        if self.active and self._process != os.getpid():
+        if self._process != os.getpid():
             self._process = os.getpid()
             self._tell()
             for shards in self._shards:

@@ -30,7 +30,7 @@ from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
 from penstock.order.steps import next_epoch
 from penstock.store.gather import Placed
-from penstock.store.row_ranges import RowTicket
+from penstock.store.row_ranges import RowRanges, RowTicket
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,10 @@ class PlanEngine:
             drop_last=options.drop_last,
             stopping=stopping,
         )
-        self._ahead = LookAhead(self._tables, self.plan, options.verify)
+        self._ahead: LookAhead | None = None
+        """Of tables in buckets."""
+        if any(table.in_bucket for table in self._tables):
+            self._ahead = LookAhead(self._tables, self.plan, options.verify)
         self._checked = time.monotonic()
         keep_freed(_KEPT_BYTES)
 
@@ -174,11 +177,12 @@ class PlanEngine:
                 planned.append(self._plan_block(following, wanted))
                 following = planned[0].following
             block = planned.popleft()
-            self._ahead.begin(block.position)
+            if self._ahead is not None:
+                self._ahead.begin(block.position)
             shares = list(self._placed(block.shares))
             # Only now: the first batch waits for what it needs, and for nothing else.
             wanted = min(wanted * 2, _STEPS_AT_ONCE)
-            if self._ahead.active:
+            if self._ahead is not None:
                 following, wanted = self._plan_ahead(planned, following, epoch, wanted)
             yield from zip(self._built(shares), block.positions)
 
@@ -202,7 +206,7 @@ class PlanEngine:
         """Plan and request further blocks of the epoch, then the first ones of the next epoch."""
         ahead, beyond, sizes = following, False, [block.nbytes for block in planned]
         for _ in range(_BLOCKS_AT_ONCE):
-            if ahead is None or not self._ahead.has_room(sizes) or self.plan.ended(ahead):
+            if ahead is None or self._ahead is None or not self._ahead.has_room(sizes) or self.plan.ended(ahead):
                 break
             try:
                 if ahead.epoch > epoch:
@@ -229,7 +233,7 @@ class PlanEngine:
         sources = np.concatenate([share.sources for share in shares])
         for number, table in enumerate(self._tables):
             which: Any = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
-            ranges = self._ahead.row_ranges(number)
+            ranges = self._row_ranges(number)
             if ranges is not None:
                 ticket = ranges.request(parts.rows[which], parts.starts[which], parts.lengths[which])
                 shares[0].tickets = {**shares[0].tickets, number: ticket}
@@ -237,6 +241,10 @@ class PlanEngine:
             elif table.in_bucket:
                 nbytes += table.request(parts.rows[which])
         return nbytes
+
+    def _row_ranges(self, number: int) -> RowRanges | None:
+        """Reader of single rows of a table, where its pieces would be fetched over and over."""
+        return None if self._ahead is None else self._ahead.row_ranges(number)
 
     def _make_one(self, step: Step) -> TrainingBatch:
         (share,) = self._placed([self._share(step)])
@@ -253,7 +261,7 @@ class PlanEngine:
         held: list[Any] = [table.held() for table in self._tables]
         for number, table in enumerate(self._tables):
             which = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
-            if (ranges := self._ahead.row_ranges(number)) is not None:
+            if (ranges := self._row_ranges(number)) is not None:
                 if number not in shares[0].tickets:
                     self._request(shares)
                 held[number], places[which] = ranges.take(shares[0].tickets[number])
@@ -341,7 +349,7 @@ class PlanEngine:
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> Position:
         """Position of a state; the plan takes over the state's edits."""
         self.plan, position = from_state(self.plan, state, new_batch_size=new_batch_size)
-        self._ahead.plan = self.plan
+        self._follow(self.plan)
         return position
 
     def edit(self, plan: Plan, position: Position) -> None:
@@ -355,7 +363,13 @@ class PlanEngine:
                     f"{edit} begins before the next step, {position.step}, and delivered steps cannot change; begin at "
                     "loader.step or later"
                 )
-        self.plan = self._ahead.plan = plan
+        self.plan = plan
+        self._follow(plan)
+
+    def _follow(self, plan: Plan) -> None:
+        """Look ahead in another plan."""
+        if self._ahead is not None:
+            self._ahead.plan = plan
 
     def close(self) -> None:
         for source in self.sources:

@@ -20,10 +20,8 @@ from penstock.batching.collate import BatchLayout
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
 from penstock.files.cache import default_cache_directory
-from penstock.files.filesystems import local_or_none
-from penstock.files.listing import PathLike, as_paths, list_files
-from penstock.files.objects import is_object_url
-from penstock.order.block_shuffle import shuffle_of
+from penstock.files.filesystems import is_object_url, local_or_none
+from penstock.files.listing import PathLike, as_paths, list_files, names_rows
 from penstock.order.packing import STRATEGIES
 from penstock.order.plan import PlanSource
 from penstock.order.sample_orders import BudgetOrder, ChopOrder, FittedOrder, Order, PackedOrder, RowOrder, Table
@@ -33,8 +31,7 @@ from penstock.store import Store, open_store
 from penstock.store.foreign.base import ForeignStore
 from penstock.store.foreign.lookup import has_texts, is_foreign, open_dataset
 from penstock.store.gather import TokenTable
-from penstock.store.manifest import Manifest, bucket_stores, is_store, refuse_remote_store
-from penstock.store.preferences import label_column
+from penstock.store.manifest import Manifest, bucket_stores, is_store, label_column, refuse_remote_store
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
@@ -100,7 +97,8 @@ def open_inputs(
     if stores is None:
         if isinstance(paths, list):
             paths = as_input(paths)  # it may be a table of a lake
-        stores = _converted(paths, recipe, options)
+        if recipe is None or not (isinstance(paths, list) and all(map(names_rows, paths))):
+            stores = _converted(paths, recipe, options)
     if stores is None:
         if recipe is None:
             if not isinstance(paths, list):
@@ -215,7 +213,7 @@ def _stores(paths: Any, options: Options, *, alone: bool = False) -> list[Store]
 
 def _stores_at(path: Path, alone: bool) -> list[Path]:
     """Stores at a path: itself, those in a directory, or those that a glob matches."""
-    if is_store(path) or is_foreign(path, alone=alone):
+    if is_store(path) or (not names_rows(path) and is_foreign(path, alone=alone)):
         return [path]
     if path.is_dir():
         flat = [] if alone else sorted(child.name for child in path.iterdir() if child.suffix == ".bin")
@@ -345,7 +343,7 @@ class Sampling:
 
     def order(self, table: Table, options: Options, name: str) -> Order:
         """Order of the samples of a source."""
-        shuffle, seed, strategy = shuffle_of(options.shuffle), options.seed, self.strategy
+        shuffle, seed, strategy = options.block_shuffle, options.seed, self.strategy
         if options.max_tokens is not None:
             return self._budget_order(table, options, name)
         if strategy == "concat":
@@ -358,7 +356,7 @@ class Sampling:
         return kind(table, truncation, shuffle=shuffle, seed=seed, name=name)
 
     def _budget_order(self, table: Table, options: Options, name: str) -> Order:
-        shuffle, seed, most, strategy = shuffle_of(options.shuffle), options.seed, options.max_tokens, self.strategy
+        shuffle, seed, most, strategy = options.block_shuffle, options.seed, options.max_tokens, self.strategy
         assert most is not None
         if strategy == "concat" or (strategy is not None and not options.padding_free):
             raise ConfigError(

@@ -16,9 +16,9 @@ import pyarrow as pa
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.checkpoint_file import BucketCheckpointFile, LocalCheckpointFile, checkpoint_file
 from penstock.files.compression import inflate
-from penstock.files.filesystems import shown
+from penstock.files.filesystems import output_place, shown
 from penstock.files.listing import PathLike
-from penstock.files.output_places import bucket_has, output_place
+from penstock.files.objects import bucket_has
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.delivery import Delivery

@@ -8,7 +8,7 @@ from typing import Literal
 
 from penstock._suggest import named_options
 from penstock.errors import ConfigError
-from penstock.files.output_places import output_place
+from penstock.files.filesystems import output_place
 from penstock.pipeline.cores import available_cores
 
 OnError = Literal["raise", "skip", "quarantine"]

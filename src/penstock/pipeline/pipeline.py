@@ -15,9 +15,8 @@ import pyarrow as pa
 
 from penstock._forks import check_process
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.filesystems import shown
+from penstock.files.filesystems import beside, output_place, shown
 from penstock.files.listing import PathLike
-from penstock.files.output_places import beside, output_place
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.pressure import resident_bytes, suggest_limit
 from penstock.pipeline.chain import Inferring, stage_name

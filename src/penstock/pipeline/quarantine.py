@@ -14,10 +14,10 @@ import orjson
 
 from penstock.errors import FailureBudgetError, ResumeError
 from penstock.files.atomic import naming, open_own
+from penstock.files.filesystems import beside, shown_place
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
 from penstock.files.objects import open_bucket
-from penstock.files.output_places import beside, shown_place
 from penstock.files.states import check_fields
 from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.stages import Rejected, State

@@ -20,10 +20,10 @@ from typing import Any, BinaryIO, cast
 import orjson
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.files.filesystems import beside, name_of, shown_place
 from penstock.files.listing import split_suffix
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import PART_BYTES, ObjectWriter, open_bucket
-from penstock.files.output_places import beside, name_of, part_bytes_within, shown_place
+from penstock.files.objects import PART_BYTES, ObjectWriter, open_bucket, part_bytes_within
 from penstock.files.remote import RemotePath
 from penstock.pipeline.stages import State
 from penstock.sinks.local_output import Join

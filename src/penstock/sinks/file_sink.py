@@ -26,8 +26,8 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.atomic import AtomicFile
+from penstock.files.filesystems import name_of, output_place
 from penstock.files.listing import PathLike
-from penstock.files.output_places import name_of, output_place
 from penstock.files.remote import RemotePath
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text

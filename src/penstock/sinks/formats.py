@@ -27,10 +27,8 @@ from penstock.files.checksums import (
     hash_buffer,
 )
 from penstock.files.compression import open_output
-from penstock.files.filesystems import local_or_none
+from penstock.files.filesystems import is_object_url, local_or_none, name_of
 from penstock.files.listing import PathLike, is_service, split_suffix
-from penstock.files.objects import is_object_url
-from penstock.files.output_places import name_of
 from penstock.files.parquet_footer import MAGIC, join_footers, split_file
 from penstock.memory.budget import column_bytes, parse_bytes
 from penstock.pipeline.cores import available_cores

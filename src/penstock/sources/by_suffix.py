@@ -12,7 +12,7 @@ from typing import Any
 
 from penstock.errors import ConfigError
 from penstock.files.filesystems import local_or_none, shown
-from penstock.files.listing import PathLike, as_paths, list_files, service_of, split_suffix
+from penstock.files.listing import PathLike, as_paths, list_files, names_rows, service_of, split_suffix
 from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.stages import Source
 from penstock.plugins import formats
@@ -99,16 +99,18 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     for each in paths:
         refuse_remote_store(each)
-        refuse_remote_tokens(each)
+        if not names_rows(each):
+            refuse_remote_tokens(each)
     stores = [each for each in paths if (local := local_or_none(each)) is not None and _is_token_store(local)]
     if stores:
         if len(paths) > 1:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
         return stores[0]
-    if len(paths) == 1 and (local := local_or_none(paths[0])) is not None and is_mds(local):
-        return SourceFiles(MdsSource, mds_files(local))
-    if len(paths) == 1 and local is not None and is_token_file(local):
-        return SourceFiles(TokenFileSource, [local])
+    if len(paths) == 1 and not names_rows(paths[0]) and (local := local_or_none(paths[0])) is not None:
+        if is_mds(local):
+            return SourceFiles(MdsSource, mds_files(local))
+        if is_token_file(local):
+            return SourceFiles(TokenFileSource, [local])
     files = list_files(paths)
     saved = any(file.name in (STATE, SPLITS) for file in files)
     if saved:

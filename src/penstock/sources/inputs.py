@@ -15,7 +15,7 @@ import xxhash
 
 from penstock.errors import ConfigError
 from penstock.files.checksums import FileFingerprint, fingerprint_files
-from penstock.files.listing import PathLike, as_paths, service_of
+from penstock.files.listing import PathLike, as_paths, names_rows, service_of
 from penstock.sources.async_iterator import AsyncIteratorSource
 from penstock.sources.file_source import FileSource
 from penstock.sources.lakes.lookup import lake_among
@@ -49,7 +49,7 @@ def as_input(data: Input) -> list[PathLike] | Any:
     `IterableDataset` are read row by row, from the beginning each time.
     """
     if (paths := as_paths(data)) is not None:
-        return lake_among(paths) or paths
+        return paths if all(map(names_rows, paths)) else lake_among(paths) or paths
     if (url := service_of(data)) is not None:
         return open_service(url)
     if hasattr(data, "next_batch"):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
+from penstock.files.filesystems import beside
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
-from penstock.files.output_places import beside
 from penstock.store.bucket_build import BucketBuild
 from penstock.store.build import Build
 from penstock.store.home import BucketHome, StoreHome, store_home

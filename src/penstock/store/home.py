@@ -8,10 +8,9 @@ from pathlib import Path
 
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
-from penstock.files.filesystems import cut, shown
+from penstock.files.filesystems import cut, output_place, shown
 from penstock.files.listing import PathLike
 from penstock.files.objects import Bucket, open_bucket
-from penstock.files.output_places import output_place
 
 
 class StoreHome(ABC):

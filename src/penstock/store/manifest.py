@@ -420,3 +420,23 @@ def refuse_remote_store(path: PathLike) -> None:
             f"{shown(place.url)!r} is a token store at a URL, and stores are read from local disk; copy the "
             "directory to this machine with the tools of the storage, and pass the copy"
         )
+
+
+LABELS = ("label", "kto_tag")
+"""Names of label columns: true for a good answer."""
+REJECTED = ("rejected", "rejected_response", "rejected_messages")
+"""Names of columns with answers that are not to be learned."""
+
+
+def label_column(schema: pa.Schema) -> str | None:
+    """The column with the labels: a boolean `label`, or `kto_tag` of any type; None if the rows have none."""
+    for name in LABELS:
+        at = schema.get_field_index(name)
+        if at >= 0 and (name == "kto_tag" or pa.types.is_boolean(schema.field(at).type)):
+            return name
+    return None
+
+
+def rejected_column(schema: pa.Schema) -> str | None:
+    """A column of rejected answers without one of chosen answers; None if there is none."""
+    return None if "chosen" in schema.names else next((name for name in REJECTED if name in schema.names), None)

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock.errors import SchemaError
 from penstock.store.gather import TokenTable, _Shard
@@ -94,23 +93,3 @@ def _lengths(store: Store, number: int, column: str) -> npt.NDArray[np.int32]:
         for piece in range(len(reader.starts) - 1)
     ]
     return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
-
-
-LABELS = ("label", "kto_tag")
-"""Names of label columns: true for a good answer."""
-REJECTED = ("rejected", "rejected_response", "rejected_messages")
-"""Names of columns with answers that are not to be learned."""
-
-
-def label_column(schema: pa.Schema) -> str | None:
-    """The column with the labels: a boolean `label`, or `kto_tag` of any type; None if the rows have none."""
-    for name in LABELS:
-        at = schema.get_field_index(name)
-        if at >= 0 and (name == "kto_tag" or pa.types.is_boolean(schema.field(at).type)):
-            return name
-    return None
-
-
-def rejected_column(schema: pa.Schema) -> str | None:
-    """A column of rejected answers without one of chosen answers; None if there is none."""
-    return None if "chosen" in schema.names else next((name for name in REJECTED if name in schema.names), None)

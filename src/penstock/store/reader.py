@@ -15,9 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.files.filesystems import require_local
+from penstock.files.filesystems import is_object_url, require_local
 from penstock.files.listing import PathLike
-from penstock.files.objects import is_object_url
 from penstock.memory import parse_bytes
 from penstock.store.bucket_shards import BucketShard, BucketShards
 from penstock.store.home import BucketHome, LocalHome, StoreHome, home_of

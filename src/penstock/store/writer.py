@@ -13,10 +13,10 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.atomic import naming
+from penstock.files.filesystems import output_place, shown_place
 from penstock.files.listing import PathLike
 from penstock.files.object_lock import ObjectLock
-from penstock.files.objects import PART_BYTES
-from penstock.files.output_places import output_place, part_bytes_within, shown_place
+from penstock.files.objects import PART_BYTES, part_bytes_within
 from penstock.files.remote import RemotePath
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference

@@ -13,7 +13,8 @@ from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
 
 from penstock.errors import ConfigError
 from penstock.files import objects
-from penstock.files.objects import ChangedObjectError, ObjectExistsError, is_object_url, open_bucket
+from penstock.files.filesystems import is_object_url
+from penstock.files.objects import ChangedObjectError, ObjectExistsError, open_bucket
 
 
 def test_urls_of_object_stores_are_known_by_their_scheme() -> None:

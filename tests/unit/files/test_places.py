@@ -25,8 +25,7 @@ from penstock.datasets.titanic import TitanicDataset, titanic_spec
 from penstock.distributed.synchronization import DirectoryRendezvous
 from penstock.errors import ConfigError
 from penstock.files.cache import DiskCache, default_cache_directory
-from penstock.files.filesystems import require_local
-from penstock.files.output_places import beside, output_place, shown_place
+from penstock.files.filesystems import beside, output_place, require_local, shown_place
 from penstock.files.remote import RemotePath, clear_copies
 from penstock.fsqueue import DatasetConsumer, QueueSink, QueueSource, purge
 from penstock.fsqueue.provider import DataProviderBase

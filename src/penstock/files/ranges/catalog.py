@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
-from penstock.files.filesystems import cut, matches_parts, scheme_of, shown
+from penstock.files.filesystems import cut, is_object_url, matches_parts, scheme_of, shown
 from penstock.files.listing import FoundFiles, refuse_tables, split_suffix
-from penstock.files.objects import Bucket, ObjectInfo, is_object_url, open_bucket
+from penstock.files.objects import Bucket, ObjectInfo, open_bucket
 from penstock.files.ranges.remote_file import RemoteFile
 from penstock.files.ranges.web import find_web_file
 

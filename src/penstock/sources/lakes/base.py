@@ -154,7 +154,8 @@ class LakeSource(ParquetSource):
     before it is resumed, is read as it was. Files that cannot have a row of the `filter` are not opened.
     """
 
-    suffixes: ClassVar[tuple[str, ...]] = (".parquet",)
+    suffixes: ClassVar[tuple[str, ...]] = ()
+
     kind: ClassVar[str] = "table"
     """Name of a table of this kind, for messages."""
 

@@ -10,9 +10,8 @@ from typing import Any
 from penstock.connections.delta import delta_log_at
 from penstock.connections.iceberg import iceberg_metadata_at
 from penstock.errors import ConfigError
-from penstock.files.filesystems import local_or_none, shown
+from penstock.files.filesystems import is_object_url, local_or_none, shown
 from penstock.files.listing import PathLike
-from penstock.files.objects import is_object_url
 from penstock.sources.lakes.base import LakeSource
 from penstock.sources.lakes.delta import DeltaSource
 from penstock.sources.lakes.iceberg import IcebergSource
