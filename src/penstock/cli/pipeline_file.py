@@ -46,7 +46,9 @@ from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.pipeline.stages import Transform
 from penstock.sinks import open_sink
+from penstock.sinks import services as sink_services
 from penstock.sources import open_source
+from penstock.sources import services as source_services
 from penstock.transforms import parse_expression
 from penstock.types import Schema
 from penstock.types.conversion import Problems, convert, members
@@ -143,6 +145,9 @@ class _Builder:
 
     def _opened(self, where: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         path = given["path"] if isinstance(given, Mapping) else given
+        if isinstance(given, Mapping) and is_service(path):  # which may not be complete without its other options
+            maker = (source_services if where == "source" else sink_services).service_class(path)
+            return self._make(maker, _without_type(given, maker), where)
         stage = self.problems.attempt(where, lambda: open_by_suffix(convert(path, str | list[str])), errors=_ERRORS)
         if stage is not None and isinstance(given, Mapping) and len(given) > 1:
             return self._make(type(stage), _without_type(given, type(stage)), where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from penstock.files.filesystems import scheme_of
@@ -20,6 +21,11 @@ _SINKS = {
 
 def open_service(url: str, **options: Any) -> Sink:
     """The sink for the URL of a database or a broker (see `is_service`)."""
+    return service_class(url)(url, **options)
+
+
+def service_class(url: str) -> Callable[..., Sink]:
+    """Class of the sink for such a URL."""
     module, name = _SINKS[scheme_of(url)]
-    sink: Sink = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)(url, **options)
-    return sink
+    found: Callable[..., Sink] = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)
+    return found

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.connections.sql import POSTGRESQL, SQLITE, Database, SqlConnection, table_parts
 from penstock.connections.sql_types import server_type, written_table, written_type
-from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
@@ -248,6 +248,9 @@ class SqlSink(Sink):
             return
         for name in self._whole:
             self._check_whole(name, table.column(name))
+        for name in self._key:
+            if table.column(name).null_count:  # SQLite would make up a number in its place
+                raise DataError(f"{self!r}: key {name!r} is null in some rows; leave them out before the sink")
         if self._direct:
             connection.ingest(self._written, table)
             return
@@ -342,10 +345,18 @@ def _has_fractions(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
 
 
+def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column as Arrow can group it."""
+    kind = column.type
+    if not isinstance(kind, pa.BaseExtensionType):
+        return column
+    return pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+
+
 def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
     """The last row of each key, in their order."""
     place = "penstock_place"
-    numbered = pa.table([table.column(name) for name in key], list(key)).append_column(
+    numbered = pa.table([_storage(table.column(name)) for name in key], list(key)).append_column(
         place, pa.array(range(table.num_rows), pa.int64())
     )
     kept = numbered.group_by(list(key), use_threads=False).aggregate([(place, "max")])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
 from typing import Any
 
 from penstock.files.filesystems import scheme_of
@@ -20,6 +21,11 @@ _SOURCES = {
 
 def open_service(url: str, **options: Any) -> Source:
     """The source for the URL of a database or a broker (see `is_service`)."""
+    return service_class(url)(url, **options)
+
+
+def service_class(url: str) -> Callable[..., Source]:
+    """Class of the source for such a URL."""
     module, name = _SOURCES[scheme_of(url)]
-    source: Source = getattr(importlib.import_module(f"penstock.sources.{module}"), name)(url, **options)
-    return source
+    found: Callable[..., Source] = getattr(importlib.import_module(f"penstock.sources.{module}"), name)
+    return found

@@ -122,6 +122,18 @@ def test_a_column_of_postgresql_that_is_too_short_refuses_rows(postgres: Postgre
     assert seen(postgres.url, table) == [(1, "abc")]
 
 
+def test_a_key_that_is_null_is_refused_and_one_of_uuids_is_not(url: str, table: str) -> None:
+    sink = SqlSink(url, table, mode="upsert", key="id")
+    with pytest.raises(DataError, match="key 'id' is null"):
+        write(sink, [{"id": None, "text": "a"}, {"id": 1, "text": "b"}])
+    sink.abort()
+    ids = pa.array([b"a" * 16, b"b" * 16, b"a" * 16], pa.binary(16)).cast(pa.uuid())
+    sink = SqlSink(url, f"{table}_u", mode="upsert", key="id")
+    sink.consume(pa.record_batch({"id": ids, "text": ["x", "y", "z"]}))
+    sink.flush()
+    assert [text for text, _ in seen(url, f"{table}_u", "text, id")] == ["y", "z"]
+
+
 def test_fractions_are_not_rounded_to_whole_numbers(url: str, table: str) -> None:
     write(SqlSink(url, table), [{"id": 1, "text": "a"}])
     write(SqlSink(url, table), [{"id": 2.0, "text": "b"}])
