@@ -346,12 +346,13 @@ class SqlRows:
 
     def retried(self, action: Callable[[], Answer]) -> Answer:
         """The answer, asked for again while the server cannot be reached, up to `retry_seconds` after it was."""
-        deadline, pause = time.monotonic() + self.retry_seconds, _FIRST_PAUSE
+        deadline, pause = 0.0, _FIRST_PAUSE
         while True:
             try:
                 return action()
             except ConnectionError as error:
                 self.close()
+                deadline = deadline or time.monotonic() + self.retry_seconds  # an answer may take longer than that
                 if not self._reached or time.monotonic() + pause > deadline:
                     raise
                 _log.warning("%s; trying again", error)

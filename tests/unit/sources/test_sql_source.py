@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -396,6 +397,27 @@ def test_a_slow_connection_that_is_reset_changes_no_row(
         source.fit_budget(1 << 20)
         assert [row["id"] for row in read(source, 50)] == [*range(1, 2001)]
         assert proxy.resets_done > 2 or connections > 1
+
+
+def test_a_connection_that_is_lost_after_a_long_wait_is_made_again(
+    postgres: PostgresServer, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SqlSource(postgres.url, table=numbers, key="id", retry_seconds=30)
+    wanted = source.schema.names
+    clock, answers = [0.0], [ConnectionError("lost"), ConnectionError("not there yet"), "rows"]
+    monkeypatch.setattr(
+        "penstock.sources.sql_rows.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: 0)
+    )
+
+    def answer() -> Any:
+        clock[0] += 3600.0 if len(answers) == 3 else 1.0  # the server sorts for an hour, and is killed
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert (source._rows.retried(answer), source.schema.names) == ("rows", wanted)
+    source.close()
 
 
 def test_a_lost_connection_without_a_key_ends_the_run_with_the_reason(postgres: PostgresServer, numbers: str) -> None:
