@@ -124,12 +124,11 @@ class _Builder:
     def _end(self, group: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         """A source or a sink: by its type, or by the suffix of its path."""
         where = group.removesuffix("s")
-        if (
-            isinstance(given, Mapping)
-            and "type" not in given
-            and is_service(url := given.get("path", given.get("url")))
-        ):
-            given = {**{name: value for name, value in given.items() if name != "url"}, "path": url}
+        if isinstance(given, Mapping) and "type" not in given and is_service(given.get("path", given.get("url"))):
+            rest = {name: value for name, value in given.items() if name not in ("path", "url")}
+            url = given.get("path", given.get("url"))
+            services = source_services if group == "sources" else sink_services
+            return self._make(services.service_class(url), {"url": url, **rest}, where)
         if given is None:
             self.problems.add(where, f"missing; write '{where}: <path>', or '{where}: {{type: ..., path: ...}}'")
         elif isinstance(given, Mapping) and "type" in given:
@@ -145,9 +144,6 @@ class _Builder:
 
     def _opened(self, where: str, given: Any, open_by_suffix: Callable[[Any], Any]) -> Any:
         path = given["path"] if isinstance(given, Mapping) else given
-        if isinstance(given, Mapping) and is_service(path):  # which may not be complete without its other options
-            maker = (source_services if where == "source" else sink_services).service_class(path)
-            return self._make(maker, _without_type(given, maker), where)
         stage = self.problems.attempt(where, lambda: open_by_suffix(convert(path, str | list[str])), errors=_ERRORS)
         if stage is not None and isinstance(given, Mapping) and len(given) > 1:
             return self._make(type(stage), _without_type(given, type(stage)), where)

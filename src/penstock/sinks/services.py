@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from penstock.files.filesystems import scheme_of
@@ -21,11 +20,12 @@ _SINKS = {
 
 def open_service(url: str, **options: Any) -> Sink:
     """The sink for the URL of a database or a broker (see `is_service`)."""
-    return service_class(url)(url, **options)
+    sink: Sink = service_class(url)(url, **options)
+    return sink
 
 
-def service_class(url: str) -> Callable[..., Sink]:
-    """Class of the sink for such a URL."""
+def service_class(url: str) -> type[Any]:
+    """The class of the sink for a URL."""
     module, name = _SINKS[scheme_of(url)]
-    found: Callable[..., Sink] = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)
+    found: type[Any] = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from penstock.files.filesystems import scheme_of
@@ -21,11 +20,12 @@ _SOURCES = {
 
 def open_service(url: str, **options: Any) -> Source:
     """The source for the URL of a database or a broker (see `is_service`)."""
-    return service_class(url)(url, **options)
+    source: Source = service_class(url)(url, **options)
+    return source
 
 
-def service_class(url: str) -> Callable[..., Source]:
-    """Class of the source for such a URL."""
+def service_class(url: str) -> type[Any]:
+    """The class of the source for a URL."""
     module, name = _SOURCES[scheme_of(url)]
-    found: Callable[..., Source] = getattr(importlib.import_module(f"penstock.sources.{module}"), name)
+    found: type[Any] = getattr(importlib.import_module(f"penstock.sources.{module}"), name)
     return found
