@@ -79,6 +79,7 @@ class KafkaLog:
 
     def read(self, partition: int, offset: int, limits: ReadLimits, *, after: bool) -> Messages:
         found, reader = Messages(offset), self._reader(partition, offset)
+        self._readers[partition] = (reader, -1)  # if this is interrupted, nobody knows what it has delivered
         until = time.monotonic() + (limits.wait_seconds or _ANSWER_SECONDS)
         nbytes = 0
         while len(found) < limits.messages and nbytes < limits.nbytes and not found.caught_up:

@@ -24,7 +24,7 @@ import xxhash
 from penstock.errors import ConfigError, ResumeError
 
 Answer = TypeVar("Answer")
-_USER = re.compile(r"(?<=://)[^/@]*@")
+_USER = re.compile(r"(?<=://)[^/]*@")  # a password may have an @ in it
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 
 

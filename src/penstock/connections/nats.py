@@ -74,7 +74,9 @@ class NatsLog:
         for _ in range(2):
             if self._consumer is None or self._next != offset:
                 self._consumer = self._open_consumer(offset)
+            self._next = -1  # if this is interrupted, nobody knows what the consumer has delivered
             raw, caught_up, gone = _run(self._pull(limits))
+            self._next = offset
             if raw or not gone:
                 break
             self._consumer = None  # idle for too long, or of a server that was restarted
@@ -89,13 +91,15 @@ class NatsLog:
             found.following = self._next = found.offsets[-1] + 1
             if found.following - offset > len(raw) and (first := self.bounds(partition).first) > offset:
                 raise dropped(self, partition, offset, first)
+        elif caught_up and self.subject is None and (first := self.bounds(partition).first) > offset:
+            raise dropped(self, partition, offset, first)  # all that was left
         return found
 
     def offset_at(self, partition: int, milliseconds: int) -> int:
         when = datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat()
         name = self._create_consumer({"deliver_policy": "by_start_time", "opt_start_time": when})
         self._consumer = name
-        raw, _, _ = _run(self._pull(ReadLimits(1, 1 << 30)))
+        raw = self._pull_all(ReadLimits(1, 1 << 30))
         self._consumer = None
         return _place(raw[0])[0] if raw else self.bounds(0).end
 
@@ -113,13 +117,20 @@ class NatsLog:
         ids: list[str] = []
         self._consumer = self._create_consumer(_from(offset) | {"headers_only": True})
         while offset < end:
-            raw, _, _ = _run(self._pull(ReadLimits(_IN_FLIGHT, 1 << 24)))
+            raw = self._pull_all(ReadLimits(_IN_FLIGHT, 1 << 24))
             if not raw:
                 break
             ids += [message.headers[_ID] for message in raw if message.headers and _ID in message.headers]
             offset = _place(raw[-1])[0] + 1
         self._consumer = None
         return Published(max(offset, end), [each for each in ids if each.startswith(f"{run}-")])
+
+    def _pull_all(self, limits: ReadLimits) -> list[Any]:
+        """Messages of a consumer that was made for this; none only if there are none."""
+        raw, _, gone = _run(self._pull(limits))
+        if gone:
+            raise ConnectionError(f"{self.name}: the server was restarted while messages were looked through")
+        return raw
 
     def new_run(self) -> str:
         return secrets.token_hex(8)

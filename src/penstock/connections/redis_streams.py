@@ -166,8 +166,8 @@ class RedisLog:
             raise made_again(self, partition, offset, last + 1 if info is not None else 0)
         if last == start:
             return []
-        deleted = info.get(b"max-deleted-entry-id")  # Redis 7
-        if deleted is None or _number(deleted) > start:
+        first, deleted = info[b"first-entry"], info.get(b"max-deleted-entry-id")  # Redis 7; of XDEL, not of trimming
+        if deleted is None or _number(deleted) > start or not first or _number(first[0]) > start:
             raise dropped(self, partition, offset, _number(entries[0][0]) if entries else last + 1)
         return entries[:count]
 

@@ -94,7 +94,7 @@ class Database:
             known = ", ".join(f"{scheme}://" for scheme in DIALECTS)
             raise ConfigError(f"{shown_database(str(url))!r} is no URL of a database; known are {known}")
         self.dialect = DIALECTS[scheme_of(url)]
-        base, _, query = url.partition("?")
+        base, query = _cut(url)
         pairs = parse_qsl(query, keep_blank_values=True)
         self.own = {name: value for name, value in pairs if name in _OWN_OPTIONS}
         """Options of the URL that name what is read or written."""
@@ -337,9 +337,17 @@ def _close(raw: Any, cursors: list[Any]) -> None:
         raw.close()
 
 
+def _cut(url: str) -> tuple[str, str]:
+    """The URL before its options, and these. A password may have a question mark in it: libpq takes it as it is."""
+    before = re.match(r"[^:]*://[^/]*@", url)
+    place = url.find("?", before.end() if before is not None else 0)
+    return (url, "") if place < 0 else (url[:place], url[place + 1 :])
+
+
 def shown_database(url: str) -> str:
     """The URL of a database for messages: without a password, wherever it stands in it."""
-    base, mark, query = url.partition("?")
+    base, query = _cut(url)
+    mark = url[len(base) : len(url) - len(query)]
     scheme, there, rest = base.partition("://")
     user, at, host = rest.rpartition("@")
     if at:
@@ -351,7 +359,7 @@ def shown_database(url: str) -> str:
 
 def _secrets(url: str) -> Iterator[str]:
     """The password of a URL, as it is written and as it is meant."""
-    base, _, query = url.partition("?")
+    base, query = _cut(url)
     user, at, _ = base.partition("://")[2].rpartition("@")
     found = [user.partition(":")[2]] if at else []
     found += re.findall(r"(?i)(?:pass|pwd|secret|token|key|credential|auth)[\w-]*=([^&]*)", query)

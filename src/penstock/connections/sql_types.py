@@ -138,6 +138,8 @@ def key_value(text: str, kind: pa.DataType) -> Any:
     """Value that `key_text` made text of."""
     if pa.types.is_integer(kind):
         return int(text)
+    if pa.types.is_floating(kind):
+        return float(text)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return bytes.fromhex(text.removeprefix("\\x"))
     if pa.types.is_decimal(kind):

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.connections.sql import POSTGRESQL, SQLITE, Database, SqlConnection, table_parts
 from penstock.connections.sql_types import server_type, written_table, written_type
-from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
@@ -72,6 +72,8 @@ class SqlSink(Sink):
         self._batch_bytes = self._asked_bytes = parse_bytes(batch_bytes)
         self._connection: SqlConnection | None = None
         self._prepared = self._direct = False
+        self._whole: list[str] = []
+        """Columns of fractions for columns of whole numbers, to which databases round."""
         self._move = ""
         """Statement that takes staged rows into the table."""
         self._schema: pa.Schema | None = None
@@ -148,7 +150,7 @@ class SqlSink(Sink):
         connection.execute(f"DELETE FROM {self._positions} WHERE run = {one}", [self._run])
         connection.execute(
             f"INSERT INTO {self._positions} (run, target, written) VALUES ({one}, {two}, {three})",
-            [self._run, ".".join(self._table), self._rows],
+            [self._run, ".".join(self._table), self._rows + self._skip],  # rows of before that come again are there too
         )
         connection.commit()
         schema = schema_to_text(self._schema) if self._schema is not None else None
@@ -206,6 +208,9 @@ class SqlSink(Sink):
     def _connect(self) -> SqlConnection:
         if self._connection is None:
             self._connection = self._database.connect(autocommit=False)
+            if self._database.dialect is POSTGRESQL:  # or times with and without a zone are cast by that of the server
+                self._connection.execute("SET TIME ZONE 'UTC'")
+                self._connection.commit()
             self._prepared = self._direct = False
             _WRITERS[self._run] = self
         return self._connection
@@ -241,6 +246,11 @@ class SqlSink(Sink):
             self._prepare(connection, table)
         if not table.num_rows:
             return
+        for name in self._whole:
+            self._check_whole(name, table.column(name))
+        for name in self._key:
+            if table.column(name).null_count:  # SQLite would make up a number in its place
+                raise DataError(f"{self!r}: key {name!r} is null in some rows; leave them out before the sink")
         if self._direct:
             connection.ingest(self._written, table)
             return
@@ -271,9 +281,21 @@ class SqlSink(Sink):
         staged = connection.table(f"SELECT * FROM {self._quoted([_STAGED])} LIMIT 0").schema
         same = all(_same_type(staged.field(name), there.field(name)) for name in table.column_names)
         same = same and there.names == table.column_names
+        if self._database.dialect is not SQLITE:
+            fractions = [name for name in table.column_names if _has_fractions(table.schema.field(name).type)]
+            self._whole = [name for name in fractions if pa.types.is_integer(there.field(name).type)]
         self._direct = self._mode != "upsert" and (same or self._database.dialect is SQLITE)
         self._move = self._insert(target, names, self._casts(connection, table.column_names))
         self._prepared = True
+
+    def _check_whole(self, name: str, column: pa.ChunkedArray) -> None:
+        try:
+            column.cast(pa.int64())
+        except pa.ArrowInvalid as error:
+            raise SchemaError(
+                f"{self!r}: column {name!r} has fractions, or numbers beyond 64 bits, and that of the table has whole "
+                f"numbers ({error}); round it before the sink, or change the table"
+            ) from error
 
     def _exists(self, connection: SqlConnection) -> bool:
         """True if the table is there; PostgreSQL asks for more rights for CREATE TABLE IF NOT EXISTS than for rows."""
@@ -283,13 +305,16 @@ class SqlSink(Sink):
         return found[0][0] is not None
 
     def _casts(self, connection: SqlConnection, names: Sequence[str]) -> list[str]:
-        """Columns of the staged rows, cast to the types of the table where PostgreSQL does not by itself."""
+        """Columns of the staged rows, cast to the types of the table where PostgreSQL does not by itself.
+
+        Without their lengths: a cast to varchar(3) cuts text off, and an INSERT refuses what is longer.
+        """
         quoted = [self._database.quoted(name) for name in names]
         if self._database.dialect is not POSTGRESQL:
             return quoted
         kinds = dict(
             connection.rows(
-                "SELECT attname::text, format_type(atttypid, atttypmod) FROM pg_attribute "
+                "SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute "
                 "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
                 [self._quoted(self._written)],
             )
@@ -316,10 +341,22 @@ def _same_type(one: pa.Field, other: pa.Field) -> bool:
     return server_type(one) == server_type(other) and one.type == other.type
 
 
+def _has_fractions(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column as Arrow can group it."""
+    kind = column.type
+    if not isinstance(kind, pa.BaseExtensionType):
+        return column
+    return pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+
+
 def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
     """The last row of each key, in their order."""
     place = "penstock_place"
-    numbered = pa.table([table.column(name) for name in key], list(key)).append_column(
+    numbered = pa.table([_storage(table.column(name)) for name in key], list(key)).append_column(
         place, pa.array(range(table.num_rows), pa.int64())
     )
     kept = numbered.group_by(list(key), use_threads=False).aggregate([(place, "max")])

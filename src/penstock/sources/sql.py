@@ -206,6 +206,8 @@ class SqlSource(Source):
         """
         if self._key:
             self._rows.check_nulls()
+        if self._last is not None:
+            self._rows.check_alone(self._last, self._row)
         parts = self._read_ahead() if self._by_ranges else self._read(KeyRange(self._last))
         last = self._last
         for batch in parts:

@@ -211,6 +211,20 @@ class SqlRows:
                     file=self.database.shown,
                 )
 
+    def check_alone(self, key: Key, row: int) -> None:
+        """Refuse to resume after a key that several rows have for the database, if not for this process.
+
+        A collation may take 'a' and 'A' for one: such rows come in any order.
+        """
+        if self._ask(lambda connection: self._count(connection, KeyRange(key, key, last=True))) > 1:
+            raise DataError(
+                f"two rows have the key {', '.join(self.key)} = {', '.join(key)} for the database, whose collation may "
+                "ignore case or accents, so a run cannot be resumed between them; add a column that tells them apart: "
+                "key=[..., 'id']",
+                file=self.database.shown,
+                row=row,
+            )
+
     @cached_property
     def extent(self) -> tuple[int, Key | None]:
         """Number of rows, and the last key."""
@@ -332,12 +346,13 @@ class SqlRows:
 
     def retried(self, action: Callable[[], Answer]) -> Answer:
         """The answer, asked for again while the server cannot be reached, up to `retry_seconds` after it was."""
-        deadline, pause = time.monotonic() + self.retry_seconds, _FIRST_PAUSE
+        deadline, pause = 0.0, _FIRST_PAUSE
         while True:
             try:
                 return action()
             except ConnectionError as error:
                 self.close()
+                deadline = deadline or time.monotonic() + self.retry_seconds  # an answer may take longer than that
                 if not self._reached or time.monotonic() + pause > deadline:
                     raise
                 _log.warning("%s; trying again", error)

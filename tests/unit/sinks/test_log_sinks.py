@@ -56,6 +56,27 @@ def test_a_topic_of_kafka_keeps_every_row_once_over_a_crash(kafka_broker: KafkaB
     assert all(row["key"].decode() == row["text"] for row in rows)
 
 
+def test_a_checkpoint_among_rows_that_come_again_still_knows_the_rest_of_them(broker: Broker) -> None:
+    url = broker.new(duplicate_window=0.1) if isinstance(broker, NatsBroker) else broker.new()
+    rows = pa.Table.from_pylist(ROWS).to_batches()[0]
+    first = broker.sink(url)
+    first.restore({})
+    token = first.checkpoint()
+    first.consume(rows)
+    first.abort()
+    again = broker.sink(url)
+    again.restore(token)
+    again.consume(rows.slice(0, 15))
+    token = orjson.loads(orjson.dumps(again.checkpoint()))
+    again.abort()
+    last = broker.sink(url)
+    last.restore(token)
+    last.consume(rows.slice(15))
+    assert "there" not in last.checkpoint()
+    last.flush()
+    assert read_all(broker.source(url)) == ROWS
+
+
 class CrashError(Exception):
     pass
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import secrets
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,66 @@ def test_rows_committed_after_the_last_saved_checkpoint_are_not_written_again(ur
     resumed.restore(saved)
     write(resumed, ROWS[6:10], ROWS[10:14], ROWS[14:])
     assert seen(url, table) == pairs(ROWS)
+
+
+def test_a_checkpoint_among_rows_that_come_again_still_knows_the_rest_of_them(url: str, table: str) -> None:
+    sink = SqlSink(url, table)
+    sink.restore({})
+    saved = sink.checkpoint()
+    sink.consume(batch(ROWS[:13]))
+    sink.checkpoint()  # committed, and the process dies before the checkpoint is saved
+    again = SqlSink(url, table)
+    again.restore(saved)
+    again.consume(batch(ROWS[:6]))
+    saved = again.checkpoint()  # and the process dies again
+    last = SqlSink(url, table)
+    last.restore(saved)
+    write(last, ROWS[6:])
+    assert seen(url, table) == pairs(ROWS)
+
+
+def test_a_column_of_postgresql_that_is_too_short_refuses_rows(postgres: PostgresServer, table: str) -> None:
+    with Database(postgres.url).connect() as connection:
+        connection.execute(f"CREATE TABLE {table} (text varchar(3), id smallint)")
+    with pytest.raises(DataError, match="too long"):
+        write(SqlSink(postgres.url, table), [{"text": "abcd", "id": 1}])
+    write(SqlSink(postgres.url, table), [{"text": "abc", "id": 1}])
+    assert seen(postgres.url, table) == [(1, "abc")]
+
+
+def test_a_key_that_is_null_is_refused_and_one_of_uuids_is_not(url: str, table: str) -> None:
+    sink = SqlSink(url, table, mode="upsert", key="id")
+    with pytest.raises(DataError, match="key 'id' is null"):
+        write(sink, [{"id": None, "text": "a"}, {"id": 1, "text": "b"}])
+    sink.abort()
+    ids = pa.array([b"a" * 16, b"b" * 16, b"a" * 16], pa.binary(16)).cast(pa.uuid())
+    sink = SqlSink(url, f"{table}_u", mode="upsert", key="id")
+    sink.consume(pa.record_batch({"id": ids, "text": ["x", "y", "z"]}))
+    sink.flush()
+    assert [text for text, _ in seen(url, f"{table}_u", "text, id")] == ["y", "z"]
+
+
+def test_fractions_are_not_rounded_to_whole_numbers(url: str, table: str) -> None:
+    write(SqlSink(url, table), [{"id": 1, "text": "a"}])
+    write(SqlSink(url, table), [{"id": 2.0, "text": "b"}])
+    if not url.startswith("sqlite"):  # which keeps them
+        with pytest.raises(SchemaError, match="'id' has fractions"):
+            write(SqlSink(url, table), [{"id": 3.5, "text": "c"}])
+    assert seen(url, table) == [(1, "a"), (2, "b")]
+
+
+def test_times_do_not_depend_on_the_time_zone_of_the_server(postgres: PostgresServer, table: str) -> None:
+    url = f"{postgres.url}?options=-c%20TimeZone%3DAmerica/New_York"
+    with Database(url).connect() as connection:
+        assert connection.rows("SELECT current_setting('TimeZone')") == [("America/New_York",)]
+        connection.execute(f"CREATE TABLE {table} (plain timestamp, zoned timestamptz)")
+    noon = datetime.datetime(2024, 1, 1, 12)
+    zoned = pa.array([noon.replace(tzinfo=datetime.UTC)], pa.timestamp("us", "UTC"))
+    sink = SqlSink(url, table)
+    sink.consume(pa.record_batch({"plain": zoned, "zoned": pa.array([noon], pa.timestamp("us"))}))
+    sink.flush()
+    utc = "plain::text, (zoned AT TIME ZONE 'UTC')::text"
+    assert seen(url, table, utc) == [("2024-01-01 12:00:00", "2024-01-01 12:00:00")]
 
 
 def test_a_run_killed_before_its_first_rows_are_saved_repeats_nothing(url: str, table: str, tmp_path: Path) -> None:

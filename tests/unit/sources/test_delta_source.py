@@ -270,6 +270,24 @@ def test_rows_that_a_deletion_vector_marks_are_left_out(tmp_path: Path) -> None:
     assert len(marks) == 2
 
 
+@pytest.mark.parametrize(("name", "lang"), [("with space ü", "de"), ("t", "a b/ä%")])
+def test_names_may_have_any_characters_and_deleted_rows_stay_deleted(tmp_path: Path, name: str, lang: str) -> None:
+    path = tmp_path / name
+    write_deltalake(path, pa.table({"n": range(10), "lang": [lang] * 10}), partition_by=["lang"])
+    assert len(read(DeltaSource(path))) == 10
+    with_deletion_vector(path, [0, 5])
+    assert [row["n"] for row in read(DeltaSource(path, columns=["n"]))] == [1, 2, 3, 4, 6, 7, 8, 9]
+
+
+def test_deleted_rows_of_a_file_that_is_not_found_are_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "t"
+    write_deltalake(path, pa.table({"n": range(10)}))
+    with_deletion_vector(path, [0])
+    monkeypatch.setattr("penstock.sources.lakes.delta._Names.of_vector", lambda *_: "other.parquet")
+    with pytest.raises(DataError, match=r"other\.parquet are marked as deleted"):
+        read(DeltaSource(path))
+
+
 def test_a_reader_feature_that_is_not_known_is_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "t"
     write_deltalake(path, pa.table({"n": range(10)}))

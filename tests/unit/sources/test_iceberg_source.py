@@ -254,3 +254,22 @@ def test_a_missing_package_is_named_with_its_extra(table: Any, monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "pyiceberg.io.pyarrow", None)
     with pytest.raises(ConfigError, match=r"pip install 'penstock\[lakes\]'"):
         read(open_source(where(table)))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_column_that_was_added_with_a_default_has_it_in_older_files(table: Any, nested: bool) -> None:
+    with table.update_schema() as change:
+        change.add_column(("s", "more") if nested else "more", LongType())
+    # pyiceberg reads version 3 of the format, which has defaults, and does not write it.
+    path = Path(table.metadata_location.removeprefix("file://"))
+    facts = json.loads(path.read_text()) | {"format-version": 3, "next-row-id": 0}
+    fields = next(each["fields"] for each in facts["schemas"] if each["schema-id"] == facts["current-schema-id"])
+    if nested:
+        fields = next(each["type"]["fields"] for each in fields if each["name"] == "s")
+    next(each for each in fields if each["name"] == "more")["initial-default"] = 7
+    path.write_text(json.dumps(facts))
+    if nested:
+        with pytest.raises(ConfigError, match="default for 'more'"):
+            read(IcebergSource(path))
+    else:
+        assert [row["more"] for row in read(IcebergSource(path, columns=["more"]))] == [7] * 20

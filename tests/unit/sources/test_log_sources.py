@@ -7,16 +7,19 @@ import itertools
 import sys
 import threading
 import time
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pyarrow as pa
 import pytest
-from tests.brokers import Broker, KafkaBroker, NatsBroker, as_json, read_all
+from tests.brokers import Broker, KafkaBroker, NatsBroker, RedisBroker, as_json, read_all
 from tests.servers import NatsServer, Proxy, RedisServer
 
+from penstock.connections import nats
+from penstock.connections.logs import ReadLimits
+from penstock.connections.redis_streams import RedisLog
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError, StoppedError
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
@@ -203,6 +206,73 @@ def test_what_the_broker_has_dropped_is_never_passed_over(
     assert "retention" in str(error.value)
     source.close()
     assert [row["id"] for row in read_all(broker.source(full))] == list(range(20, 30))
+
+
+def test_a_log_that_is_emptied_while_it_is_read_has_not_ended(
+    broker: Broker, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.sources.logs.partition.AHEAD_MESSAGES", 1)
+    source = broker.source(full, schema=pa.schema([("id", pa.int64())]), columns=["id"])
+    assert source.next_batch(5).num_rows == 5
+    broker.drop(full, 30)
+    with pytest.raises(ResumeError, match="dropped"):
+        read_all(source)
+    source.close()
+
+
+def test_what_redis_7_has_trimmed_is_noticed(redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Its greatest deleted id is that of XDEL alone; a server before 7 has none.
+    info = RedisLog._info
+    monkeypatch.setattr(RedisLog, "_info", lambda log, key: {**(info(log, key) or {}), b"max-deleted-entry-id": b"0-0"})
+    broker = RedisBroker(redis_server.url)
+    url = broker.new()
+    broker.put(url, as_json(ROWS))
+    source = broker.source(url)
+    source.next_batch(5)
+    state = source.state_dict()
+    broker.drop(url, 12)
+    with pytest.raises(ResumeError, match="dropped"):
+        _resume_and_read(source, state)
+    source.close()
+
+
+@pytest.mark.parametrize("kind", ["nats", "kafka"])
+def test_a_read_that_is_interrupted_loses_nothing(
+    kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = request.getfixturevalue("kafka_broker") if kind == "kafka" else None
+    broker = broker or NatsBroker(request.getfixturevalue("nats_server").url)
+    url = broker.new()
+    broker.put(url, as_json(ROWS))
+    log = broker.source(url)._log
+    first = log.read(0, log.bounds(0).first, ReadLimits(4), after=False)
+    with monkeypatch.context() as patch:
+        if kind == "nats":
+            run = nats._run
+            patch.setattr(nats, "_run", lambda work: _interrupt(run(work)))
+        else:
+            patch.setattr(log, "_add", _interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            log.read(0, first.following, ReadLimits(4), after=True)
+    assert log.read(0, first.following, ReadLimits(4), after=True).offsets[0] == first.following
+    log.close()
+
+
+def _interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_a_time_without_a_zone_is_utc_as_text_and_as_datetime(
+    broker: Broker, full: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TZ", "America/New_York")
+    time.tzset()
+    try:
+        naive = datetime.now(UTC).replace(tzinfo=None) - timedelta(hours=1)
+        assert len(read_all(broker.source(full, start=naive))) == len(ROWS)
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_log_that_was_made_again_is_noticed(broker: Broker, full: str) -> None:
@@ -394,6 +464,10 @@ def test_credentials_are_checked_and_never_shown(kind: type[Any], caplog: pytest
             read_all(broker.source(url, retry_seconds=0))
         shown += [str(down.value), caplog.text]
         assert "s3cr3t" not in "\n".join(shown)
+
+
+def test_a_password_with_an_at_sign_is_hidden_whole() -> None:
+    assert NatsSource("nats://me:s3@cr3t@h:1/log")._log.name == "nats://***@h:1/log"
 
 
 def test_urls_that_name_no_log_are_refused() -> None:

@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -187,6 +188,42 @@ def test_two_rows_with_one_key_are_refused_and_never_lost(url: str, delivered: i
     source.close()
 
 
+@pytest.mark.parametrize("delivered", [1, 2, 3])
+def test_rows_that_a_collation_takes_for_one_are_neither_lost_nor_repeated(tmp_path: Path, delivered: int) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute("CREATE TABLE t (k text COLLATE NOCASE)")
+        connection.execute("INSERT INTO t VALUES ('a'), ('A'), ('b')")
+    source = SqlSource(url, table="t", key="k", batch_bytes=1)
+    rows = [row for _ in range(delivered) for row in source.next_batch(1).to_pylist()]
+    fresh = SqlSource(url, table="t", key="k")
+    fresh.load_state_dict(source.state_dict())
+    source.close()
+    if delivered < 3:
+        with pytest.raises(DataError, match=r"two rows have the key k = [aA].*collation"):
+            read(fresh)
+    else:
+        assert [row["k"] for row in rows + read(fresh)] == ["a", "A", "b"]
+    fresh.close()
+
+
+@pytest.mark.parametrize("connections", [1, 2])
+def test_a_key_that_sqlite_computes_may_have_fractions(tmp_path: Path, connections: int) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    table = make_table(url, [{"k": n / 3, "n": n} for n in range(-4, 5)], "t")
+
+    def make() -> SqlSource:
+        query = f"SELECT k * 1.0 AS k, n FROM {table}"  # a computed column compares text as text
+        return SqlSource(url, query=query, key="k", connections=connections, batch_bytes=1)
+
+    source, fresh = make(), make()
+    rows = source.next_batch(2).to_pylist() + source.next_batch(2).to_pylist()
+    fresh.load_state_dict(source.state_dict())
+    source.close()
+    assert [row["n"] for row in rows + read(fresh)] == list(range(-4, 5))
+    fresh.close()
+
+
 def test_a_row_without_a_key_is_refused_and_never_lost(url: str) -> None:
     table = make_table(url, [{"k": k} for k in (1, None, 3)])
     source = SqlSource(url, table=table, key="k")
@@ -300,6 +337,7 @@ def test_a_wrong_password_is_an_error_that_does_not_show_it(
     [
         "postgresql://pen:s3cret@h/db",
         "postgresql://pen:s3c@ret/s3cret@h/db",
+        "postgresql://pen:s3cr?s3cret@h/db?sslmode=prefer",
         "postgresql://h/db?user=pen&password=s3cret",
         "snowflake://pen:s3cret@account/db?token=s3cret",
     ],
@@ -359,6 +397,27 @@ def test_a_slow_connection_that_is_reset_changes_no_row(
         source.fit_budget(1 << 20)
         assert [row["id"] for row in read(source, 50)] == [*range(1, 2001)]
         assert proxy.resets_done > 2 or connections > 1
+
+
+def test_a_connection_that_is_lost_after_a_long_wait_is_made_again(
+    postgres: PostgresServer, numbers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = SqlSource(postgres.url, table=numbers, key="id", retry_seconds=30)
+    wanted = source.schema.names
+    clock, answers = [0.0], [ConnectionError("lost"), ConnectionError("not there yet"), "rows"]
+    monkeypatch.setattr(
+        "penstock.sources.sql_rows.time", SimpleNamespace(monotonic=lambda: clock[0], sleep=lambda _: 0)
+    )
+
+    def answer() -> Any:
+        clock[0] += 3600.0 if len(answers) == 3 else 1.0  # the server sorts for an hour, and is killed
+        found = answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    assert (source._rows.retried(answer), source.schema.names) == ("rows", wanted)
+    source.close()
 
 
 def test_a_lost_connection_without_a_key_ends_the_run_with_the_reason(postgres: PostgresServer, numbers: str) -> None:

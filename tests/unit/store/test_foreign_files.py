@@ -172,6 +172,11 @@ def test_the_header_of_llm_c_is_not_read_as_tokens(tmp_path: Path) -> None:
     assert rows_of(wide) == [[128000, 5]]
 
 
+def test_a_text_may_begin_with_the_id_that_pickles_begin_with(tmp_path: Path) -> None:
+    np.array([640, 5, 6], np.uint16).tofile(tmp_path / "a.bin")
+    assert open_store(tmp_path / "a.bin").tokens == 3
+
+
 def test_files_that_are_no_tokens_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "model.bin"
     for content, word in ((b"PK\x03\x04" + bytes(20), "zip"), (struct.pack("<iii", 20240326, 3, 1), "model")):

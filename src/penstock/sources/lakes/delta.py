@@ -6,12 +6,14 @@ import datetime
 import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.connections.delta import open_table
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
+from penstock.files.filesystems import local_or_none, shown
 from penstock.files.listing import PathLike
 from penstock.sources.lakes.base import LakeFile, LakeSource, Snapshot
 
@@ -21,6 +23,22 @@ _FEATURES = {
 }
 """Reader features of tables that are honoured."""
 _PRUNING = (str, bool, int, float, datetime.date, datetime.datetime)
+
+
+class _Names:
+    """Names of files below a table: deltalake spells them in two ways, and an encoded place of the table in both."""
+
+    def __init__(self, table_uri: str) -> None:
+        self._url = f"{table_uri.rstrip('/')}/"
+        self._place = self._url.removeprefix("file://")
+
+    def of_file(self, uri: str) -> str:
+        """Name of a data file, which is as the storage has it; the whole of what is not below the table."""
+        return uri.removeprefix(self._place)
+
+    def of_vector(self, url: str) -> str:
+        """The same of the file of a deletion vector, which is encoded."""
+        return unquote(url.removeprefix(self._url)) if url.startswith(self._url) else url
 
 
 class DeltaSource(LakeSource):
@@ -70,22 +88,30 @@ class DeltaSource(LakeSource):
         partitions: list[str] = table.metadata().partition_columns
         chosen = self._chosen(table, schema)
         actions = pa.table(table.get_add_actions())
+        names, home = _Names(table.table_uri), local_or_none(self.location)
         deleted = {
-            row["filepath"]: np.flatnonzero(~np.array(row["selection_vector"], bool))
+            names.of_vector(row["filepath"]): np.flatnonzero(~np.array(row["selection_vector"], bool))
             for batch in pa.RecordBatchReader.from_stream(table.deletion_vectors())
             for row in batch.to_pylist()
         }
-        deleted = {self._location(path): rows for path, rows in deleted.items()}
         found: list[tuple[int, LakeFile]] = []
         for uri, action in zip(table.file_uris(), actions.to_pylist(), strict=True):
+            name = names.of_file(uri)
+            rows_gone = deleted.pop(name, None)
             if chosen is not None and uri not in chosen:
                 continue
             values = {
                 name: pa.scalar((action["partition"] or {}).get(name), schema.field(name).type) for name in partitions
             }
-            rows, place = action["num_records"], self._location(uri)
-            file = LakeFile(place, action["size_bytes"], rows, values, deleted.get(place))
+            place = self._location(uri) if home is None or name == uri else str(home.resolve() / name)
+            file = LakeFile(place, action["size_bytes"], action["num_records"], values, rows_gone)
             found.append((action["modification_time"], file))
+        if deleted:
+            raise DataError(
+                f"rows of {next(iter(deleted))} are marked as deleted, and no file of the table has this name, so they "
+                "would come back; write the table anew (OPTIMIZE, REORG TABLE ... APPLY (PURGE))",
+                file=shown(self.location),
+            )
         return [file for _, file in sorted(found, key=lambda each: (each[0], each[1].location))]
 
     def _chosen(self, table: Any, schema: pa.Schema) -> set[str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -92,13 +92,32 @@ class IcebergSource(LakeSource):
             identity,
             found.snapshot_id,
             schema,
-            self._data_files(table, schema, tasks),
+            self._data_files(table, schema, self._defaults(known, schema), tasks),
             id_key=_FIELD_ID,
             names=_mapped_names(table.name_mapping()),
             columns=columns,
         )
 
-    def _data_files(self, table: Any, schema: pa.Schema, tasks: Sequence[Any]) -> list[LakeFile]:
+    def _defaults(self, known: Any, schema: pa.Schema) -> dict[str, Any]:
+        """Values of columns that were added with one, for files that do not have them."""
+        from pyiceberg.schema import index_by_id
+
+        by_id = {int(column.metadata[_FIELD_ID]): column for column in schema}
+        values = {}
+        for number, field in index_by_id(known).items():
+            if field.initial_default is None:
+                continue
+            if number not in by_id:
+                raise ConfigError(
+                    f"{self._where} has a default for {field.name!r}, a member of a column, which penstock does not "
+                    "know; rewrite its data files"
+                )
+            values[by_id[number].name] = _partition_scalar(field.initial_default, by_id[number].type)
+        return values
+
+    def _data_files(
+        self, table: Any, schema: pa.Schema, defaults: Mapping[str, Any], tasks: Sequence[Any]
+    ) -> list[LakeFile]:
         deletes = _Deletes(table.io)
         found: list[LakeFile] = []
         for task in tasks:
@@ -113,7 +132,7 @@ class IcebergSource(LakeSource):
                     self._location(file.file_path),
                     file.file_size_in_bytes,
                     file.record_count,
-                    _partition_values(table, file, schema),
+                    {**defaults, **_partition_values(table, file, schema)},
                     deletes.of(file.file_path, task.delete_files),
                 )
             )

@@ -329,7 +329,7 @@ class LogSource(Source):
         bounds = retries(lambda: log.bounds(number))
 
         def at(place: Place) -> int:
-            when = place if isinstance(place, datetime) else _time(place)
+            when = _time(place)
             if when is None:
                 return log.parse(place)  # type: ignore[arg-type]
             milliseconds = int(when.timestamp() * 1000)
@@ -507,10 +507,10 @@ class _Chunk:
 
 def _time(place: Any) -> datetime | None:
     """The time that a text names; None for an offset. Without a zone it is UTC."""
-    if not isinstance(place, str) or "T" not in place:
+    if not isinstance(place, datetime) and (not isinstance(place, str) or "T" not in place):
         return None
     try:
-        found = datetime.fromisoformat(place)
+        found = place if isinstance(place, datetime) else datetime.fromisoformat(place)
     except ValueError as error:
         raise ConfigError(f"{place!r} is no time; expected one such as '2026-01-31T12:00:00Z'") from error
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)

@@ -24,7 +24,9 @@ _OTHER = {
     20240527: "a training state of llm.c",
     20240803: "parameters of a model of llm.c",
 }
-_FOREIGN = {b"PK\x03\x04": "a zip archive, as torch.save writes", b"\x80\x02": "a pickle", b"GGUF": "a GGUF model"}
+_PICKLE = b"\x80\x02"
+"""First bytes of a pickle, whose last is a full stop; as tokens they are the id 640, with which a text may begin."""
+_FOREIGN = {b"PK\x03\x04": "a zip archive, as torch.save writes", _PICKLE: "a pickle", b"GGUF": "a GGUF model"}
 _DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 _LONGEST = 1 << 30
 _SCAN_TOKENS = 1 << 24
@@ -56,7 +58,7 @@ def _tokens(raw: npt.NDArray[np.uint8], path: Path, dtype: str | None) -> tuple[
     """The tokens, and True if they follow a header."""
     head = raw[:4].tobytes()
     for mark, meaning in _FOREIGN.items():
-        if head.startswith(mark):
+        if head.startswith(mark) and (mark != _PICKLE or raw[-1:].tobytes() == b"."):
             raise DataError(f"the file is {meaning}, and holds no flat tokens", file=str(path))
     header = np.frombuffer(raw[:12].tobytes(), "<i4") if len(raw) >= 12 else np.zeros(3, np.int32)
     magic, version, count = header.tolist()
