@@ -26,7 +26,7 @@ from penstock.pipeline.stages import Block, Decoded, Origin
 Bytes = npt.NDArray[np.uint8]
 _NOTHING: Bytes = np.empty(0, np.uint8)
 _BOM = b"\xef\xbb\xbf"
-_STEP = 1 << 20
+_LEAST_STEP, _STEP = 1 << 10, 1 << 20
 """Bytes to read at a time of a record that is longer than a block."""
 
 
@@ -181,14 +181,19 @@ class BlockReader:
     def _read_long(self, data: Bytes) -> tuple[PooledBuffer, Bytes, int, int]:
         """A record longer than the block, and little after it, in one buffer that takes memory as it fills."""
         self._tail = data
-        buffer, data = self._fill(len(data) + _STEP, self._max_row_bytes + 1)
+        # Little of what follows the range that is read, which may be much smaller than the usual step.
+        small = self._ahead.until is not None and self._cutter.newline_ends
+        first = min(_STEP, max(_LEAST_STEP, len(data))) if small else _STEP
+        buffer, data = self._fill(len(data) + first, self._max_row_bytes + 1)
         whole = buffer.array()
         end, records = self._ends_since(data, len(self._tail))
         self._tail = _NOTHING
         while not end and not self._ended and len(data) <= self._max_row_bytes:
             filled = len(data)
             # Where only a look at all of it tells the end, looks must be few.
-            step = _STEP if self._cutter.newline_ends else max(_STEP, filled // 2)
+            step = max(_STEP, filled // 2)
+            if self._cutter.newline_ends:
+                step = min(_STEP, filled) if small else _STEP
             data = self._fill_on(whole, filled, min(filled + step, len(whole)))
             end, records = self._ends_since(data, filled)
         return buffer, data, end, records

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.listing import PathLike
-from penstock.files.ranges.read_ahead import WINDOW_BYTES, RemoteReadAhead, window_for
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RemoteReadAhead, SharedParts, window_for
 from penstock.files.ranges.remote_file import InputFile
 from penstock.files.states import StateFormat
 from penstock.memory.budget import parse_bytes
@@ -40,6 +40,7 @@ _SCAN_BLOCKS = 16
 _POOL_BYTES = 32 << 20
 _BATCH_BYTES = 1 << 20
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)
+_RECORD_BYTES = 1 << 12
 _BAD = (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError)
 
 Scan = Generator[None, None, pa.Schema]
@@ -74,6 +75,10 @@ class RecordSource(Source):
         self._scan_bytes = _SCAN_BYTES
         self.read_ahead_bytes = WINDOW_BYTES
         """Most bytes of remote files that are requested ahead."""
+        self.shared_parts: SharedParts | None = None
+        """Parts of remote files that the readers of splits share."""
+        self.record_bytes = _RECORD_BYTES
+        """About the length of a record, as the readers of splits have seen them; decides on requests alone."""
         self._layouts: dict[int, FileLayout] = {}
         self._mark: str | None = None
         """The schema the scan found, as the state keeps it."""

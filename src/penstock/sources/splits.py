@@ -46,7 +46,7 @@ from penstock.sources.store import StoreSource
 from penstock.store.shards import ShardReader, check_touched
 
 _READ_BYTES = 1 << 20
-_LOOK_BYTES = 1 << 16
+_LEAST_LOOK, _LOOK_BYTES = 1 << 9, 1 << 16
 _IN_MEMORY = "<memory>"
 _DAMAGED = (pa.ArrowException, OSError, EOFError)
 
@@ -231,7 +231,15 @@ class _LineReader:
     def __init__(self, source: RecordSource, split: InputSplit, at: int) -> None:
         self._source, self._split, self._at = source, split, at
         self._path = source.files[split.file]
-        self._ahead = RemoteReadAhead([self._path], source.read_ahead_bytes, until=split.stop)
+        # Most last records of a split are read with it, where those seen so far are like them.
+        self._look = min(_LOOK_BYTES, 2 * source.record_bytes)
+        self._ahead = RemoteReadAhead(
+            [self._path],
+            source.read_ahead_bytes,
+            until=split.stop,
+            record_bytes=self._look,
+            shared=source.shared_parts if split.stop is not None else None,
+        )
         self._reader: BlockReader | None = None
         self._data = pa.py_buffer(b"")
         self._first = 0
@@ -248,7 +256,7 @@ class _LineReader:
         parts: list[pa.Buffer] = []
         records = nbytes = 0
         first = self._split.start + self._at
-        self._wanted = self._ahead.first_bytes = max_bytes + _LOOK_BYTES
+        self._wanted = self._ahead.first_bytes = max_bytes + self._look
         while records < max_records and nbytes < max_bytes:
             try:
                 if not self._load():
@@ -323,6 +331,8 @@ class _LineReader:
         self._data, self._first, self._used = raw.data, raw.place.offset, 0
         cutter = self._source.layout_of(self._split.file).cutter
         self._starts, self._stops = cutter.spans(np.frombuffer(raw.data, np.uint8))
+        if len(self._starts):
+            self._source.record_bytes = max(_LEAST_LOOK, len(raw.data) // len(self._starts))
         if stop is not None:
             mine = int(np.searchsorted(self._starts, stop - self._first))
             self._starts, self._stops = self._starts[:mine], self._stops[:mine]

@@ -98,6 +98,31 @@ def test_a_stream_from_a_bucket_is_that_from_disk(s3_url: str, tmp_path: Path) -
             assert np.array_equal(tokens(mine), tokens(its))
 
 
+@pytest.mark.parametrize(("suffix", "budget"), [("jsonl", "1GiB"), ("jsonl", "4MiB"), ("txt", "4MiB")])
+def test_an_epoch_of_many_small_splits_reads_the_data_about_once(
+    s3_url: str, proxy: Proxy, tmp_path: Path, suffix: str, budget: str
+) -> None:
+    total = 0
+    for number in range(3):
+        texts = (f"{number * 2000 + row} " * (40 + row * 7 % 120) for row in range(2000))
+        data = "".join((json.dumps({"text": text}) if suffix == "jsonl" else text) + "\n" for text in texts).encode()
+        put(f"{s3_url}/{number}.{suffix}", data)
+        (tmp_path / f"{number}.{suffix}").write_bytes(data)
+        total += len(data)
+
+    def opened(url: str) -> Any:
+        streaming = StreamOptions(streams=8, window_bytes=1 << 16)
+        return PretrainDataLoader(url, "byte", 2048, batch_size=8, streaming=streaming, budget=budget)
+
+    before = proxy.bytes_down
+    with opened(s3_url) as remote, opened(str(tmp_path)) as local:
+        for mine, its in zip(remote, local, strict=True):
+            assert np.array_equal(tokens(mine), tokens(its))
+            assert remote.state_dict()["streams"] == local.state_dict()["streams"]
+    # Of JSON Lines a part is read before, for the columns.
+    assert proxy.bytes_down - before < (1.5 if suffix == "txt" else 2) * total
+
+
 def test_an_object_that_is_replaced_under_a_stream_ends_it(s3_url: str) -> None:
     put(f"{s3_url}/a.jsonl", lines(0, 40_000))
     with loader(s3_url) as stream:

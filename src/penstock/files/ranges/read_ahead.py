@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import threading
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from penstock._forks import renewed
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 Result = TypeVar("Result")
@@ -103,15 +105,52 @@ class _Lane:
         self.held -= stop - start
 
 
+class SharedParts:
+    """Parts of files that many readers read small ranges of: each is requested once, and kept.
+
+    For files that are no larger than the memory for them; all readers of all their ranges share one.
+    """
+
+    def __init__(self) -> None:
+        self._parts: dict[tuple[RemoteFile, int], Future[Any]] = {}
+        self._lock = renewed(threading.Lock())
+
+    def part_at(self, file: RemoteFile, position: int) -> tuple[int, memoryview]:
+        """Start and bytes of the part of a file that holds a byte."""
+        start = position - position % _LEAST_PART
+        with self._lock:
+            answer = self._parts.get((file, start))
+            if answer is None:
+                answer = submit(file.read_range, start, start + _LEAST_PART)
+                self._parts[file, start] = answer
+        try:
+            return start, memoryview(answer.result())
+        except BaseException:
+            with self._lock:
+                if self._parts.get((file, start)) is answer:
+                    del self._parts[file, start]  # the next who asks requests it again
+            raise
+
+
 class RemoteReadAhead:
     """Files that are read one after the other, each from some offset to its end.
 
     The first request is small and the number of bytes ahead grows as they are used, up to `window_bytes`, beyond the
-    end of a file into the next ones. `until` is a byte of the last file after which nothing is requested ahead.
+    end of a file into the next ones. `until` is a byte of the last file after which nothing is requested ahead; its
+    last record is read in steps of `record_bytes`, which grow. With `shared` parts it holds nothing itself.
     """
 
-    def __init__(self, files: Sequence[InputFile], window_bytes: int, *, until: int | None = None) -> None:
-        self._files, self._window, self._until = files, window_bytes, until
+    def __init__(
+        self,
+        files: Sequence[InputFile],
+        window_bytes: int,
+        *,
+        until: int | None = None,
+        record_bytes: int = _LEAST_PART // 4,
+        shared: SharedParts | None = None,
+    ) -> None:
+        self._files, self._window, self.until = files, window_bytes, until
+        self._record_bytes, self._shared = record_bytes, shared
         self._part_bytes = _part_of(window_bytes)
         self._lanes: deque[tuple[int, _Lane]] = deque()
         self._allowed = 0
@@ -128,6 +167,8 @@ class RemoteReadAhead:
 
     def part_at(self, number: int, position: int) -> tuple[int, memoryview]:
         """Start and bytes of the part of a file that holds a byte."""
+        if self._shared is not None:
+            return self._shared.part_at(self._file(number), position)
         while self._lanes and self._lanes[0][0] < number:
             self._lanes.popleft()[1].close()
         if not self._lanes or self._lanes[0][0] != number or not self._lanes[0][1].covers(position):
@@ -135,7 +176,7 @@ class RemoteReadAhead:
             self._lanes.append((number, self._lane(number, position)))
             self._allowed = self._lanes[0][1].request(min(self.first_bytes, self._needed(position)))
         lane = self._lanes[0][1]
-        if self._until is None:
+        if self.until is None:
             self._request_more()
         elif position >= lane.requested:
             lane.request(self._needed(position))
@@ -159,9 +200,11 @@ class RemoteReadAhead:
 
     def _needed(self, position: int) -> int:
         """Bytes of a request: of a range all, with the rest of its last record; behind it little at a time."""
-        if self._until is None:
+        if self.until is None:
             return self._part_bytes
-        return max(_LEAST_PART, min(self._window, self._until + _LEAST_PART // 4 - position))
+        if position >= self.until:
+            return min(self._part_bytes, max(self._record_bytes, position - self.until))
+        return max(self._record_bytes, min(self._window, self.until + self._record_bytes - position))
 
     def _request_more(self) -> None:
         """Fill the window."""

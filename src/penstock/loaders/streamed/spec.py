@@ -13,7 +13,7 @@ from penstock.distributed.ranks import Rank
 from penstock.distributed.synchronization import Rendezvous
 from penstock.errors import ConfigError
 from penstock.files.listing import PathLike
-from penstock.files.ranges.read_ahead import window_for
+from penstock.files.ranges.read_ahead import SharedParts, window_for
 from penstock.loaders.streamed.catalog import Catalog, InputFacts, OpenedInput, open_input_rows
 from penstock.loaders.streamed.rows import WindowSampling
 from penstock.loaders.streamed.sampled_windows import WindowFiller
@@ -21,6 +21,7 @@ from penstock.loaders.streamed.stream import StreamLane
 from penstock.loaders.streamed.windows import BlockSequence, WindowBuilder, WindowLimits
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.stages import Fitting, Live
+from penstock.sources.record_source import RecordSource
 
 
 @named_options
@@ -136,6 +137,11 @@ class StreamSpec:
         # Of remote files every stream reads ahead for itself.
         if hasattr(ready.source, "read_ahead_bytes"):
             ready.source.read_ahead_bytes = window_for(2 * self.memory // max(1, len(self.lanes)))
+        # Of a small input the streams read many small splits: what lies between two requests would be read twice.
+        if isinstance(ready.source, RecordSource) and sum(size for _, size in self.catalog.files) <= window_for(
+            self.memory // 2
+        ):
+            ready.source.shared_parts = SharedParts()
         builder = WindowBuilder(
             self.catalog,
             ready.transforms,
