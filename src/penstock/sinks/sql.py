@@ -190,6 +190,29 @@ class SqlSink(Sink):
                 f"{self._database.shown} has {found[0][0]} rows of this run, and the checkpoint was saved after "
                 f"{self._rows}: the database is an older copy; delete the checkpoint to start again"
             )
+        self._check_committed(connection, int(found[0][0]))
+
+    def _check_committed(self, connection: SqlConnection, committed: int) -> None:
+        """Refuse to go on after rows that are no longer there: the table would have the last ones only."""
+        if not committed:
+            return
+        target = self._quoted(self._written)
+        counted = target if self._mode == "replace" else f"(SELECT 1 FROM {target} LIMIT 1) AS penstock_first"
+        try:
+            ((there,),) = connection.rows(f"SELECT count(*) FROM {counted}")
+            connection.commit()
+        except ConfigError as error:
+            self._close()
+            raise ResumeError(
+                f"{self!r}: {committed} rows of this run were committed, and their table {target} is gone ({error}); "
+                "delete the checkpoint to start again"
+            ) from error
+        if there != committed if self._mode == "replace" else not there:
+            self._close()
+            raise ResumeError(
+                f"{self!r}: {committed} rows of this run were committed, and their table {target} has "
+                f"{there or 'none'} now; delete the checkpoint to start again"
+            )
 
     # -- inside ------------------------------------------------------------------------------------------------------
 

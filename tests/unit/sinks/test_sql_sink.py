@@ -199,6 +199,31 @@ def test_positions_that_are_gone_or_older_are_refused(url: str, table: str) -> N
         SqlSink(url, table).restore(saved)
 
 
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+@pytest.mark.parametrize("statement", ["DROP TABLE", "DELETE FROM"])
+def test_a_run_whose_committed_rows_are_gone_is_not_resumed(url: str, table: str, mode: Any, statement: str) -> None:
+    key = "id" if mode == "upsert" else None
+    if mode == "replace":
+        write(SqlSink(url, table), ROWS[:3])
+    sink = SqlSink(url, table, mode=mode, key=key)
+    sink.restore({})
+    sink.consume(batch(ROWS[:6]))
+    saved = sink.checkpoint()
+    sink.abort()
+    again = SqlSink(url, table, mode=mode, key=key)
+    again.restore(saved)  # nothing is missing yet
+    again.abort()
+    held = f"penstock_{saved['run']}" if mode == "replace" else table
+    with Database(url).connect() as connection:
+        connection.execute(f"{statement} {held}")
+    with pytest.raises(ResumeError, match="6 rows of this run were committed.*delete the checkpoint"):
+        SqlSink(url, table, mode=mode, key=key).restore(saved)
+    fresh = SqlSink(url, table, mode=mode, key=key)
+    fresh.restore({})
+    write(fresh, ROWS)
+    assert seen(url, table) == pairs(ROWS)
+
+
 def test_a_finished_run_leaves_no_position(url: str, table: str, tmp_path: Path) -> None:
     Pipeline(RowsSource(ROWS), [], SqlSink(url, table)).run(tmp_path / "checkpoint")
     with Database(url).connect() as connection:
