@@ -47,6 +47,13 @@ _DECLARED = {"INT": pa.int64(), "CHAR": pa.string(), "CLOB": pa.string(), "TEXT"
 _DECLARED |= {"REAL": pa.float64(), "FLOA": pa.float64(), "DOUB": pa.float64()}
 """Types of SQLite by a part of the declared one, in the order in which it looks for them."""
 _STORED = {"integer": pa.int64(), "real": pa.float64(), "text": pa.string(), "blob": pa.binary()}
+_OTHERS = {
+    pa.int64(): "{0} >= ''",
+    pa.float64(): f"{{0}} >= '' OR (typeof({{0}}) = 'integer' AND ({{0}} > {1 << 53} OR {{0}} < {-1 << 53}))",
+    pa.string(): "{0} < '' OR {0} >= x''",
+    pa.binary(): "{0} < x''",
+}
+"""Conditions for values of SQLite that are not of a type: numbers come before text, and text before bytes."""
 _LITERALS = {pa.int64(): "0", pa.float64(): "0.0", pa.string(): "''", pa.binary(): "x'00'"}
 
 
@@ -210,6 +217,21 @@ class SqlRows:
                     f"key, or leave them out: query='SELECT ... WHERE {column} IS NOT NULL'",
                     file=self.database.shown,
                 )
+            if self.database.dialect is SQLITE:
+                self._check_stored(name, column)
+
+    def _check_stored(self, name: str, column: str) -> None:
+        """Refuse a key of SQLite with values of several types: as values of one they have another order."""
+        kind = self.schema.field(name).type
+        sql = f"SELECT typeof({column}) FROM {self._relation} WHERE {_OTHERS[kind].format(column)} LIMIT 1"
+        found = self._ask(lambda it: it.rows(sql, self._parameters))
+        if found:
+            raise DataError(
+                f"key {name!r} is read as {kind}, and some of its values are of SQLite's type {found[0][0]!r}, which "
+                "has another order or other digits; choose another key, such as the number of the row: "
+                "query='SELECT rowid AS number, * FROM ...', key='number'",
+                file=self.database.shown,
+            )
 
     def check_alone(self, key: Key, row: int) -> None:
         """Refuse to resume after a key that several rows have for the database, if not for this process.
@@ -268,8 +290,18 @@ class SqlRows:
         if self.database.dialect is SQLITE:
             # The driver takes the types of a result from its first rows, in which a column may be all null.
             typed = (f"{_LITERALS[field.type]} AS {self.database.quoted(field.name)}" for field in self._sent)
-            sql = f"SELECT {', '.join(typed)} UNION ALL SELECT * FROM ({sql}\n)"
+            values = ", ".join(self._whole_digits(field) for field in self._sent)
+            sql = f"SELECT {', '.join(typed)} UNION ALL SELECT {values} FROM ({sql}\n)"
         return sql, parameters
+
+    def _whole_digits(self, field: pa.Field) -> str:
+        """Column of a result of SQLite; of fractions among text the driver would print seven digits."""
+        name = self.database.quoted(field.name)
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+            return name
+        text = f"CAST({name} AS TEXT)"
+        exact = f"CASE WHEN CAST({text} AS REAL) = {name} THEN {text} ELSE printf('%!.17g', {name}) END"
+        return f"CASE WHEN typeof({name}) = 'real' THEN {exact} ELSE {name} END"
 
     def _where(self, part: KeyRange, connection: SqlConnection) -> tuple[str, list[Any]]:
         """Condition of a range, and all parameters of the query."""

@@ -214,3 +214,20 @@ def test_a_column_of_sqlite_that_is_null_for_long_has_the_type_of_its_first_valu
         assert [field.type for field in source.schema] == [pa.int64(), pa.string(), pa.binary()]
         rows = [row for batch in iter(lambda s=source: s.next_batch(999), None) for row in batch.to_pylist()]
         assert (len(rows), rows[-1]) == (3001, {"id": 5000, "declared": "late", "bare": b"\x00\xff"})
+
+
+@pytest.mark.parametrize("first", ["'n/a'", "x'6e2f61'"])
+def test_fractions_among_text_in_sqlite_keep_their_digits(tmp_path: Path, first: str) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute("CREATE TABLE t (id INTEGER, n NUMERIC)")
+        connection.execute(f"INSERT INTO t VALUES (9, 0.5), (4, 0.1 + 0.2), (3, {(1 << 53) + 1}), (2, 12345678.91)")
+        connection.execute(f"INSERT INTO t VALUES (5, NULL), (1, {first})")
+    source = SqlSource(url, table="t", key="id")
+    rows = source.next_batch(10)
+    source.close()
+    assert rows is not None
+    texts = [value.decode() if isinstance(value, bytes) else value for value in rows.column("n").to_pylist()]
+    assert rows.column("id").to_pylist() == [1, 2, 3, 4, 5, 9]
+    assert (texts[:3], texts[4:]) == (["n/a", "12345678.91", "9007199254740993"], [None, "0.5"])
+    assert float(texts[3]) == 0.1 + 0.2

@@ -224,6 +224,33 @@ def test_a_key_that_sqlite_computes_may_have_fractions(tmp_path: Path, connectio
     fresh.close()
 
 
+@pytest.mark.parametrize(
+    ("declared", "values"),
+    [
+        ("", "(1), ('a'), (x'00'), (2.5), ('b')"),
+        ("", "(1), (2), ('x')"),
+        ("TEXT", "('a'), (x'01'), ('b')"),
+        ("BLOB", "('a'), ('b')"),
+        ("", "(0.5), (9007199254740995), (9007199254740996)"),
+    ],
+)
+def test_a_key_of_sqlite_with_values_of_several_types_is_refused(tmp_path: Path, declared: str, values: str) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute(f"CREATE TABLE t (k {declared})")
+        connection.execute(f"INSERT INTO t VALUES {values}")
+    for options in ({"table": "t"}, {"query": "SELECT k FROM t"}, {"table": "t", "connections": 2}):
+        if "query" in options and declared == "BLOB":
+            continue  # all are text, and are read as text
+        source = SqlSource(url, key="k", **options)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match="key 'k' is read as .*SQLite's type.*rowid"):
+            source.next_batch(1)
+        source.close()
+    # What the message says works.
+    rows = read(SqlSource(url, query="SELECT rowid AS number, * FROM t", key="number"))
+    assert [row["number"] for row in rows] == list(range(1, values.count("(") + 1))
+
+
 def test_a_row_without_a_key_is_refused_and_never_lost(url: str) -> None:
     table = make_table(url, [{"k": k} for k in (1, None, 3)])
     source = SqlSource(url, table=table, key="k")
