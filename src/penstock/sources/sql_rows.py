@@ -23,10 +23,12 @@ from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, Database, SqlCo
 from penstock.connections.sql_types import (
     cast_for_reading,
     check_key,
+    check_times,
     key_text,
     key_value,
     read_batch,
     read_schema,
+    selected,
     server_type,
     with_server_type,
 )
@@ -127,7 +129,8 @@ class SqlRows:
     @cached_property
     def _selected(self) -> str:
         """Select list: names, and casts of what Arrow has no type for."""
-        return ", ".join(self._select(field) for field in self._given)
+        quoted, dialect = self.database.quoted, self.database.dialect
+        return ", ".join(selected(field, quoted(field.name), dialect) for field in self._given)
 
     @cached_property
     def _given(self) -> list[pa.Field]:
@@ -146,14 +149,10 @@ class SqlRows:
             there = {name: with_server_type(there[name], kind) for name, kind in zip(names, kinds)}
         return [there[name] for name in dict.fromkeys([*wanted, *self.key])]
 
-    def _select(self, field: pa.Field) -> str:
-        name, kind = self.database.quoted(field.name), cast_for_reading(field)
-        return name if kind is None else f"CAST({name} AS {kind}) AS {name}"
-
     def _check_names(self) -> None:
         for field in self._given:
             if field.name in self.key:
-                if cast_for_reading(field) is not None:
+                if cast_for_reading(field) is not None and server_type(field) != "oid":
                     raise ConfigError(f"key {field.name!r} has the type {server_type(field)}, which has no order here")
                 if self.database.dialect is not SQLITE:
                     check_key(read_schema(pa.schema([field])).field(0))
@@ -191,6 +190,8 @@ class SqlRows:
         with self.connection() as connection:
             sql, parameters = self._query(part, connection)
             for batch in self._batches(connection, sql, parameters, batch_bytes, row):
+                if self.database.dialect is POSTGRESQL:
+                    check_times(batch, self.database.shown, row)
                 made = read_batch(batch, schema, self.database.shown, row)
                 before = self._check_keys(made, before, row)
                 row += made.num_rows
