@@ -20,7 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, SqlDialect
+from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, SqlConnection, SqlDialect
 from penstock.errors import ConfigError, DataError, SchemaError
 
 _PG_TYPE, _PG_MODE = b"POSTGRESQL:type", b"POSTGRESQL:typmod"
@@ -32,6 +32,19 @@ _FIRST_DAY = -2_440_588
 _NAMED_TEXT = {"uuid": pa.uuid(), "json": pa.json_()}
 """Types that the driver of DuckDB delivers as text."""
 _KEY_TYPES = "whole numbers, text, dates, timestamps, uuid, decimals and bytes"
+
+
+_DECLARED = {"INT": pa.int64(), "CHAR": pa.string(), "CLOB": pa.string(), "TEXT": pa.string(), "BLOB": pa.binary()}
+_DECLARED |= {"REAL": pa.float64(), "FLOA": pa.float64(), "DOUB": pa.float64()}
+"""Types of SQLite by a part of the declared one, in the order in which it looks for them."""
+
+
+def declared_types(connection: SqlConnection, table: str) -> dict[str, pa.DataType | None]:
+    """Types of the columns of a table of SQLite, as far as they were declared."""
+    listed = connection.rows("SELECT name, type FROM pragma_table_info(?)", [table])
+    return {
+        name: next((found for part, found in _DECLARED.items() if part in kind.upper()), None) for name, kind in listed
+    }
 
 
 def with_server_type(field: pa.Field, kind: str) -> pa.Field:

@@ -24,6 +24,7 @@ from penstock.connections.sql_types import (
     cast_for_reading,
     check_key,
     check_times,
+    declared_types,
     key_text,
     key_value,
     read_batch,
@@ -45,9 +46,6 @@ _PAGE_ROWS = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _ROOM_FOR_THREADS = 128 << 20
 _NUMBER = "penstock_row"
-_DECLARED = {"INT": pa.int64(), "CHAR": pa.string(), "CLOB": pa.string(), "TEXT": pa.string(), "BLOB": pa.binary()}
-_DECLARED |= {"REAL": pa.float64(), "FLOA": pa.float64(), "DOUB": pa.float64()}
-"""Types of SQLite by a part of the declared one, in the order in which it looks for them."""
 _STORED = {"integer": pa.int64(), "real": pa.float64(), "text": pa.string(), "blob": pa.binary()}
 _OTHERS = {
     pa.int64(): "{0} >= ''",
@@ -160,11 +158,8 @@ class SqlRows:
     def _sqlite_schema(self) -> pa.Schema:
         """SQLite has types of values, not of columns: the declared ones count, then those of the first rows."""
         look = self._look(f"SELECT {self._selected} FROM {self._relation} LIMIT {_LOOK_ROWS}")
-        declared = {}
-        if (table := self._table) is not None:
-            listed = self._ask(lambda it: it.rows("SELECT name, type FROM pragma_table_info(?)", [table[-1]]))
-            for name, kind in listed:
-                declared[name] = next((found for part, found in _DECLARED.items() if part in kind.upper()), None)
+        table = self._table
+        declared = self._ask(lambda it: declared_types(it, table[-1])) if table is not None else {}
         fields = []
         for field in look.schema:
             kind = declared.get(field.name) or field.type

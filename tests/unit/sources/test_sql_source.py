@@ -243,7 +243,7 @@ def test_a_key_of_sqlite_with_values_of_several_types_is_refused(tmp_path: Path,
         if "query" in options and declared == "BLOB":
             continue  # all are text, and are read as text
         source = SqlSource(url, key="k", **options)  # type: ignore[arg-type]
-        with pytest.raises(DataError, match="key 'k' is read as .*SQLite's type.*rowid"):
+        with pytest.raises(DataError, match=r"key 'k' is read as .*SQLite's type.*rowid"):
             source.next_batch(1)
         source.close()
     # What the message says works.
