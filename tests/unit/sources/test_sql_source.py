@@ -383,6 +383,38 @@ class NotInstalled(importlib.abc.MetaPathFinder):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname.partition(".")[0])
 
 
+@pytest.mark.parametrize("password", ["sEc/R@et", "sEc@R/et", "sEc@R@et", "sEc%zz/R@et"])
+def test_a_password_that_is_not_escaped_is_not_shown_in_part(password: str) -> None:
+    import traceback
+
+    source = SqlSource(f"postgresql://u:{password}@127.0.0.1:1/x", table="t", retry_seconds=0)
+    with pytest.raises((ConfigError, ConnectionError), match="%2F") as caught:
+        _ = source.schema
+    shown = "".join(traceback.format_exception(caught.value))
+    assert not any(part in shown for part in ("sEc", "R@", "@et")), shown
+    # What the message says works: the server is reached for, and named.
+    escaped = password.replace("%zz", "").replace("/", "%2F").replace("@", "%40")
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1.*port 1 "):
+        _ = SqlSource(f"postgresql://u:{escaped}@127.0.0.1:1/x", table="t", retry_seconds=0).schema
+
+
+def test_a_server_that_vanishes_is_asked_for_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def connect(uri: str, **_: Any) -> Any:
+        asked.append(uri)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr("penstock.connections.sql._driver", lambda dialect: SimpleNamespace(connect=connect))
+    for query in ("", "?keepalives_idle=7&sslmode=prefer"):
+        Database(f"postgresql://nowhere.invalid/x{query}").connect().close()
+    assert asked == [
+        "postgresql://nowhere.invalid/x?connect_timeout=30&keepalives_idle=30&keepalives_interval=10&keepalives_count=3",
+        "postgresql://nowhere.invalid/x?keepalives_idle=7&sslmode=prefer&connect_timeout=30&keepalives_interval=10"
+        "&keepalives_count=3",
+    ]
+
+
 def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("adbc_driver_postgresql", "adbc_driver_postgresql.dbapi"):
         monkeypatch.delitem(sys.modules, name, raising=False)
