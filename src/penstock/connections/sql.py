@@ -33,6 +33,8 @@ _OWN_OPTIONS = ("table", "query", "key", "columns", "mode")
 """Options of a URL that are penstock's, not the driver's."""
 _CONNECT_SECONDS = 30
 """Longest wait for a server that does not answer; libpq waits for ever."""
+_KEEPALIVE = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
+"""A server that vanishes while it is read is noticed after a minute; systems wait for hours."""
 _LOGIN = re.compile(
     r"password authentication failed|no password supplied|role .* does not exist|pg_hba|authentication|permission"
 )
@@ -104,6 +106,7 @@ class Database:
         """The URL without the password."""
         self._options = dict(options or {})
         self._secrets = sorted({*_secrets(self._url), *filter(None, self._options.values())}, key=len, reverse=True)
+        self._parts = _parts(self._url)
 
     @property
     def file(self) -> str | None:
@@ -144,8 +147,13 @@ class Database:
             uri = uri.partition("://")[2]
         if self.dialect.name == "BigQuery":
             return dbapi.connect(db_kwargs=self._options, autocommit=autocommit)
-        if self.dialect is POSTGRESQL and "connect_timeout=" not in uri:
-            uri += f"{'&' if '?' in uri else '?'}connect_timeout={_CONNECT_SECONDS}"
+        if self.dialect is POSTGRESQL:
+            base, query = _cut(uri)
+            given = {name for name, _ in parse_qsl(query, keep_blank_values=True)}
+            added = {"connect_timeout": _CONNECT_SECONDS, **_KEEPALIVE}
+            options = [query] if query else []
+            options += [f"{name}={value}" for name, value in added.items() if name not in given]
+            uri = f"{base}?{'&'.join(options)}"
         instance = _Instance.of(repr((uri, sorted(self._options.items()))))
         return instance.open(
             lambda: dbapi.connect(uri, db_kwargs=self._options or None, autocommit=autocommit), autocommit=autocommit
@@ -167,6 +175,11 @@ class Database:
         state = str(getattr(error, "sqlstate", None) or "")
         said = self.without_secrets(_NOISE.sub("", str(error)).strip())
         said = " ".join(re.sub(r"^[A-Z_]+: (\[libpq\] )?", "", said).split()).rstrip(" ^.")
+        if any(part in said for part in self._parts):
+            hint = "its message is not shown, because parts of the password are in it; in a URL, write / in a password "
+            hint += "as %2F, and @ as %40"
+            lost = state.startswith(_LOST_STATES) or (not state and _LOST.search(said))
+            return (ConnectionError if lost else ConfigError)(f"{self.shown}: the driver failed, and {hint}")
         if re.search(r'database "?.*"? does not exist', said):
             return ConfigError(f"{self.shown}: {said}; create it, or correct the name in the URL")
         if state.startswith("28") or (not state and _LOGIN.search(said)):
@@ -365,6 +378,14 @@ def _secrets(url: str) -> Iterator[str]:
     found += re.findall(r"(?i)(?:pass|pwd|secret|token|key|credential|auth)[\w-]*=([^&]*)", query)
     for secret in filter(None, found):
         yield from {secret, unquote(secret)}
+
+
+def _parts(url: str) -> set[str]:
+    """Pieces of a password with / or @ in it, which a driver takes for a port, a host or a name, and shows."""
+    password = _cut(url)[0].partition("://")[2].rpartition("@")[0].partition(":")[2]
+    if not re.search("[/@]", password):
+        return set()
+    return {text for part in re.split(r"[/@:?#&=,\[\]]", password) if part for text in (part, unquote(part))}
 
 
 def table_parts(table: str | Sequence[str]) -> tuple[str, ...]:

@@ -20,15 +20,31 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, SqlDialect
+from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, SqlConnection, SqlDialect
 from penstock.errors import ConfigError, DataError, SchemaError
 
 _PG_TYPE, _PG_MODE = b"POSTGRESQL:type", b"POSTGRESQL:typmod"
 _MOST_DIGITS = 76
-_MONEY = "numeric(20, 2)"
+_SENT_AS = {"money": "numeric(20, 2)", "oid": "bigint", "_oid": "bigint[]"}
+"""Types whose values the driver of PostgreSQL would misread: it takes the numbers of `oid` for ones with a sign."""
+_FIRST_DAY = -2_440_588
+"""First date of PostgreSQL, in days before 1970. What is before is 'infinity', or too late for Arrow, and wrapped."""
 _NAMED_TEXT = {"uuid": pa.uuid(), "json": pa.json_()}
 """Types that the driver of DuckDB delivers as text."""
 _KEY_TYPES = "whole numbers, text, dates, timestamps, uuid, decimals and bytes"
+
+
+_DECLARED = {"INT": pa.int64(), "CHAR": pa.string(), "CLOB": pa.string(), "TEXT": pa.string(), "BLOB": pa.binary()}
+_DECLARED |= {"REAL": pa.float64(), "FLOA": pa.float64(), "DOUB": pa.float64()}
+"""Types of SQLite by a part of the declared one, in the order in which it looks for them."""
+
+
+def declared_types(connection: SqlConnection, table: str) -> dict[str, pa.DataType | None]:
+    """Types of the columns of a table of SQLite, as far as they were declared."""
+    listed = connection.rows("SELECT name, type FROM pragma_table_info(?)", [table])
+    return {
+        name: next((found for part, found in _DECLARED.items() if part in kind.upper()), None) for name, kind in listed
+    }
 
 
 def with_server_type(field: pa.Field, kind: str) -> pa.Field:
@@ -43,12 +59,46 @@ def server_type(field: pa.Field) -> str:
 
 def cast_for_reading(field: pa.Field) -> str | None:
     """Type that the server should send a column as, because Arrow has none for its own; None for others."""
-    if server_type(field) == "money":
-        return _MONEY
+    if server_type(field) in _SENT_AS:
+        return _SENT_AS[server_type(field)]
     kind = field.type.value_type if pa.types.is_list(field.type) else field.type
     if not isinstance(kind, pa.OpaqueType) or kind.type_name == "numeric":
         return None
     return "text[]" if pa.types.is_list(field.type) else "text"
+
+
+def selected(field: pa.Field, name: str, dialect: SqlDialect) -> str:
+    """Column in a select list, with the quoted name, cast where Arrow has no type for it."""
+    kind = cast_for_reading(field)
+    value = name if kind is None else f"CAST({name} AS {kind})"
+    if dialect is POSTGRESQL and pa.types.is_list(field.type):
+        # The driver reads such an array as a flat one. A text that is no array stops the query, and is its message.
+        said = "column " + name.replace("'", "''") + " has an array of several dimensions; read it with query=, as "
+        said += "to_jsonb(...): "
+        refused = f"CAST('{said}' || CAST({name} AS text) AS {kind or server_type(field)})"
+        value = f"CASE WHEN array_ndims({name}) > 1 THEN {refused} ELSE {value} END"
+    return value if value == name else f"{value} AS {name}"
+
+
+def check_times(batch: pa.RecordBatch, where: str, row: int) -> None:
+    """Refuse dates and times of PostgreSQL that Arrow has no value for: the driver makes other ones of them."""
+    for field, column in zip(batch.schema, batch.columns):
+        listed = pa.types.is_list(field.type)
+        kind = field.type.value_type if listed else field.type
+        if not (pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")):
+            continue
+        flat = pc.list_flatten(column) if listed else column
+        numbers = flat.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
+        first = _FIRST_DAY * (1 if pa.types.is_date32(kind) else 86_400_000_000)
+        least = pc.min(numbers).as_py()
+        if least is not None and least < first:
+            at = pc.index(pc.less(numbers, first), True).as_py()
+            raise DataError(
+                f"column {field.name!r} is 'infinity', '-infinity' or a time after the year 294246, which Arrow has no "
+                "value for; read it with query=, cast to text, or null in its place: nullif(..., 'infinity')",
+                file=where,
+                row=row + (pc.list_parent_indices(column)[at].as_py() if listed else at),
+            )
 
 
 def read_type(field: pa.Field) -> pa.DataType:

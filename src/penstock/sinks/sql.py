@@ -9,9 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.connections.sql import POSTGRESQL, SQLITE, Database, SqlConnection, table_parts
-from penstock.connections.sql_types import server_type, written_table, written_type
+from penstock.connections.sql_types import declared_types, server_type, written_table, written_type
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
@@ -74,6 +75,8 @@ class SqlSink(Sink):
         self._prepared = self._direct = False
         self._whole: list[str] = []
         """Columns of fractions for columns of whole numbers, to which databases round."""
+        self._declared: dict[str, pa.DataType | None] = {}
+        """Types of the columns of SQLite, which takes any value into any column."""
         self._move = ""
         """Statement that takes staged rows into the table."""
         self._schema: pa.Schema | None = None
@@ -190,6 +193,29 @@ class SqlSink(Sink):
                 f"{self._database.shown} has {found[0][0]} rows of this run, and the checkpoint was saved after "
                 f"{self._rows}: the database is an older copy; delete the checkpoint to start again"
             )
+        self._check_committed(connection, int(found[0][0]))
+
+    def _check_committed(self, connection: SqlConnection, committed: int) -> None:
+        """Refuse to go on after rows that are no longer there: the table would have the last ones only."""
+        if not committed:
+            return
+        target = self._quoted(self._written)
+        counted = target if self._mode == "replace" else f"(SELECT 1 FROM {target} LIMIT 1) AS penstock_first"
+        try:
+            ((there,),) = connection.rows(f"SELECT count(*) FROM {counted}")
+            connection.commit()
+        except ConfigError as error:
+            self._close()
+            raise ResumeError(
+                f"{self!r}: {committed} rows of this run were committed, and their table {target} is gone ({error}); "
+                "delete the checkpoint to start again"
+            ) from error
+        if there != committed if self._mode == "replace" else not there:
+            self._close()
+            raise ResumeError(
+                f"{self!r}: {committed} rows of this run were committed, and their table {target} has "
+                f"{there or 'none'} now; delete the checkpoint to start again"
+            )
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
@@ -248,6 +274,8 @@ class SqlSink(Sink):
             return
         for name in self._whole:
             self._check_whole(name, table.column(name))
+        if self._database.dialect is SQLITE:
+            self._check_stored(table)
         for name in self._key:
             if table.column(name).null_count:  # SQLite would make up a number in its place
                 raise DataError(f"{self!r}: key {name!r} is null in some rows; leave them out before the sink")
@@ -281,8 +309,11 @@ class SqlSink(Sink):
         staged = connection.table(f"SELECT * FROM {self._quoted([_STAGED])} LIMIT 0").schema
         same = all(_same_type(staged.field(name), there.field(name)) for name in table.column_names)
         same = same and there.names == table.column_names
-        if self._database.dialect is not SQLITE:
-            fractions = [name for name in table.column_names if _has_fractions(table.schema.field(name).type)]
+        fractions = [name for name in table.column_names if _has_fractions(table.schema.field(name).type)]
+        if self._database.dialect is SQLITE:
+            self._declared = declared_types(connection, self._written[-1])
+            self._whole = [name for name in fractions if self._declared.get(name) == pa.int64()]
+        else:
             self._whole = [name for name in fractions if pa.types.is_integer(there.field(name).type)]
         self._direct = self._mode != "upsert" and (same or self._database.dialect is SQLITE)
         self._move = self._insert(target, names, self._casts(connection, table.column_names))
@@ -296,6 +327,32 @@ class SqlSink(Sink):
                 f"{self!r}: column {name!r} has fractions, or numbers beyond 64 bits, and that of the table has whole "
                 f"numbers ({error}); round it before the sink, or change the table"
             ) from error
+
+    def _check_stored(self, table: pa.Table) -> None:
+        """Refuse values that SQLite would keep although they are not of the column's type, or make null."""
+        for name, column in zip(table.column_names, table.columns):
+            declared, given = self._declared.get(name), column.type
+            if pa.types.is_floating(given) and pc.any(pc.is_nan(column)).as_py():
+                raise DataError(
+                    f"{self!r}: column {name!r} has NaN, which SQLite stores as null; put null or a number in its "
+                    "place before the sink"
+                )
+            if declared is None or declared.equals(given):
+                continue
+            try:
+                if pa.types.is_string(given) and not pa.types.is_binary(declared):
+                    numbers = column.cast(pa.float64())
+                    if pc.any(pc.invert(pc.is_finite(numbers))).as_py():
+                        raise pa.ArrowInvalid("there is NaN or infinity")
+                    if pa.types.is_integer(declared):
+                        numbers.cast(pa.int64())
+                elif pa.types.is_binary(given) or (pa.types.is_binary(declared) and not pa.types.is_string(given)):
+                    raise pa.ArrowInvalid(f"got {given}")
+            except pa.ArrowInvalid as error:
+                raise SchemaError(
+                    f"{self!r}: column {name!r} has values that are not of the type of the table's column, which is "
+                    f"read as {declared} ({error}); convert it before the sink, or change the table"
+                ) from error
 
     def _exists(self, connection: SqlConnection) -> bool:
         """True if the table is there; PostgreSQL asks for more rights for CREATE TABLE IF NOT EXISTS than for rows."""

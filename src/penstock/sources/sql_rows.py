@@ -23,10 +23,13 @@ from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, Database, SqlCo
 from penstock.connections.sql_types import (
     cast_for_reading,
     check_key,
+    check_times,
+    declared_types,
     key_text,
     key_value,
     read_batch,
     read_schema,
+    selected,
     server_type,
     with_server_type,
 )
@@ -43,10 +46,14 @@ _PAGE_ROWS = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _ROOM_FOR_THREADS = 128 << 20
 _NUMBER = "penstock_row"
-_DECLARED = {"INT": pa.int64(), "CHAR": pa.string(), "CLOB": pa.string(), "TEXT": pa.string(), "BLOB": pa.binary()}
-_DECLARED |= {"REAL": pa.float64(), "FLOA": pa.float64(), "DOUB": pa.float64()}
-"""Types of SQLite by a part of the declared one, in the order in which it looks for them."""
 _STORED = {"integer": pa.int64(), "real": pa.float64(), "text": pa.string(), "blob": pa.binary()}
+_OTHERS = {
+    pa.int64(): "{0} >= ''",
+    pa.float64(): f"{{0}} >= '' OR (typeof({{0}}) = 'integer' AND ({{0}} > {1 << 53} OR {{0}} < {-1 << 53}))",
+    pa.string(): "{0} < '' OR {0} >= x''",
+    pa.binary(): "{0} < x''",
+}
+"""Conditions for values of SQLite that are not of a type: numbers come before text, and text before bytes."""
 _LITERALS = {pa.int64(): "0", pa.float64(): "0.0", pa.string(): "''", pa.binary(): "x'00'"}
 
 
@@ -120,7 +127,8 @@ class SqlRows:
     @cached_property
     def _selected(self) -> str:
         """Select list: names, and casts of what Arrow has no type for."""
-        return ", ".join(self._select(field) for field in self._given)
+        quoted, dialect = self.database.quoted, self.database.dialect
+        return ", ".join(selected(field, quoted(field.name), dialect) for field in self._given)
 
     @cached_property
     def _given(self) -> list[pa.Field]:
@@ -139,14 +147,10 @@ class SqlRows:
             there = {name: with_server_type(there[name], kind) for name, kind in zip(names, kinds)}
         return [there[name] for name in dict.fromkeys([*wanted, *self.key])]
 
-    def _select(self, field: pa.Field) -> str:
-        name, kind = self.database.quoted(field.name), cast_for_reading(field)
-        return name if kind is None else f"CAST({name} AS {kind}) AS {name}"
-
     def _check_names(self) -> None:
         for field in self._given:
             if field.name in self.key:
-                if cast_for_reading(field) is not None:
+                if cast_for_reading(field) is not None and server_type(field) != "oid":
                     raise ConfigError(f"key {field.name!r} has the type {server_type(field)}, which has no order here")
                 if self.database.dialect is not SQLITE:
                     check_key(read_schema(pa.schema([field])).field(0))
@@ -154,11 +158,8 @@ class SqlRows:
     def _sqlite_schema(self) -> pa.Schema:
         """SQLite has types of values, not of columns: the declared ones count, then those of the first rows."""
         look = self._look(f"SELECT {self._selected} FROM {self._relation} LIMIT {_LOOK_ROWS}")
-        declared = {}
-        if (table := self._table) is not None:
-            listed = self._ask(lambda it: it.rows("SELECT name, type FROM pragma_table_info(?)", [table[-1]]))
-            for name, kind in listed:
-                declared[name] = next((found for part, found in _DECLARED.items() if part in kind.upper()), None)
+        table = self._table
+        declared = self._ask(lambda it: declared_types(it, table[-1])) if table is not None else {}
         fields = []
         for field in look.schema:
             kind = declared.get(field.name) or field.type
@@ -184,6 +185,8 @@ class SqlRows:
         with self.connection() as connection:
             sql, parameters = self._query(part, connection)
             for batch in self._batches(connection, sql, parameters, batch_bytes, row):
+                if self.database.dialect is POSTGRESQL:
+                    check_times(batch, self.database.shown, row)
                 made = read_batch(batch, schema, self.database.shown, row)
                 before = self._check_keys(made, before, row)
                 row += made.num_rows
@@ -210,6 +213,21 @@ class SqlRows:
                     f"key, or leave them out: query='SELECT ... WHERE {column} IS NOT NULL'",
                     file=self.database.shown,
                 )
+            if self.database.dialect is SQLITE:
+                self._check_stored(name, column)
+
+    def _check_stored(self, name: str, column: str) -> None:
+        """Refuse a key of SQLite with values of several types: as values of one they have another order."""
+        kind = self.schema.field(name).type
+        sql = f"SELECT typeof({column}) FROM {self._relation} WHERE {_OTHERS[kind].format(column)} LIMIT 1"
+        found = self._ask(lambda it: it.rows(sql, self._parameters))
+        if found:
+            raise DataError(
+                f"key {name!r} is read as {kind}, and some of its values are of SQLite's type {found[0][0]!r}, which "
+                "has another order or other digits; choose another key, such as the number of the row: "
+                "query='SELECT rowid AS number, * FROM ...', key='number'",
+                file=self.database.shown,
+            )
 
     def check_alone(self, key: Key, row: int) -> None:
         """Refuse to resume after a key that several rows have for the database, if not for this process.
@@ -268,8 +286,18 @@ class SqlRows:
         if self.database.dialect is SQLITE:
             # The driver takes the types of a result from its first rows, in which a column may be all null.
             typed = (f"{_LITERALS[field.type]} AS {self.database.quoted(field.name)}" for field in self._sent)
-            sql = f"SELECT {', '.join(typed)} UNION ALL SELECT * FROM ({sql}\n)"
+            values = ", ".join(self._whole_digits(field) for field in self._sent)
+            sql = f"SELECT {', '.join(typed)} UNION ALL SELECT {values} FROM ({sql}\n)"
         return sql, parameters
+
+    def _whole_digits(self, field: pa.Field) -> str:
+        """Column of a result of SQLite; of fractions among text the driver would print seven digits."""
+        name = self.database.quoted(field.name)
+        if pa.types.is_integer(field.type) or pa.types.is_floating(field.type):
+            return name
+        text = f"CAST({name} AS TEXT)"
+        exact = f"CASE WHEN CAST({text} AS REAL) = {name} THEN {text} ELSE printf('%!.17g', {name}) END"
+        return f"CASE WHEN typeof({name}) = 'real' THEN {exact} ELSE {name} END"
 
     def _where(self, part: KeyRange, connection: SqlConnection) -> tuple[str, list[Any]]:
         """Condition of a range, and all parameters of the query."""

@@ -57,6 +57,8 @@ POSTGRESQL_TYPES: list[tuple[str, str, Any, Any, str]] = [
     ("text[]", "'{a,\"b,c\"}'", pa.list_(pa.string()), ["a", "b,c"], "text[]"),
     ("float8[]", "'{}'", pa.list_(pa.float64()), [], "double precision[]"),
     ("numeric[]", "'{1.50,2}'", pa.list_(pa.string()), ["1.50", "2"], "text[]"),
+    ("oid", "4000000000", pa.int64(), 4000000000, "bigint"),
+    ("oid[]", "'{4000000000}'", pa.list_(pa.int64()), [4000000000], "bigint[]"),
     ("inet", "'10.0.0.1/8'", pa.string(), "10.0.0.1/8", "text"),
     ("int4range", "'[1,5)'", pa.string(), "[1,5)", "text"),
 ]
@@ -134,6 +136,68 @@ def test_a_numeric_that_is_no_number_is_named_with_its_row(postgres: PostgresSer
     assert cast.next_batch(10) is not None
     for each in (source, cast):
         each.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("date", "'infinity'"),
+        ("date", "'-infinity'"),
+        ("timestamp", "'infinity'"),
+        ("timestamp", "'294270-01-01'"),
+        ("timestamptz", "'-infinity'"),
+        ("timestamp[]", "'{2020-01-01,infinity}'"),
+    ],
+)
+def test_a_time_that_arrow_has_no_value_for_is_named_with_its_row(
+    postgres: PostgresServer, kind: str, value: str
+) -> None:
+    early = "'{4713-01-01 BC}'" if kind.endswith("]") else "'4713-01-01 BC'"
+    moment = f"CASE WHEN i = 3 THEN {value} WHEN i = 1 THEN NULL ELSE {early} END"
+    query = f"SELECT i AS id, ({moment})::{kind} AS t FROM generate_series(0, 9) i"
+    source = SqlSource(postgres.url, query=query, key="id")
+    with pytest.raises(DataError, match=r"'t' is 'infinity'.*cast to text") as caught:
+        source.next_batch(10)
+    assert caught.value.row == 3
+    # What the message says works, and the first date of all is no error.
+    cast = SqlSource(postgres.url, query=f"SELECT id, t::text AS t FROM ({query}) q", key="id")
+    rest = SqlSource(postgres.url, query=f"SELECT * FROM ({query}) q WHERE id <> 3", key="id")
+    for each in (cast, rest):
+        assert each.next_batch(10) is not None
+        each.close()
+    source.close()
+
+
+@pytest.mark.parametrize("kind", ["int[]", "text[]", "numeric(10, 2)[]", "oid[]", "inet[]"])
+def test_arrays_of_several_dimensions_are_refused_and_not_flattened(postgres: PostgresServer, kind: str) -> None:
+    one = "10.0.0.1" if kind == "inet[]" else "1"
+    array = f"CASE WHEN i = 3 THEN '{{{{{one},{one}}},{{{one},{one}}}}}' ELSE '{{{one}}}' END"
+    query = f'SELECT i AS id, ({array})::{kind} AS "a\'b" FROM generate_series(0, 9) i'
+    source = SqlSource(postgres.url, query=query, key="id")
+    with pytest.raises(DataError, match=r"column .*a'b.* has an array of several dimensions.*to_jsonb"):
+        source.next_batch(10)
+    source.close()
+    cast = SqlSource(postgres.url, query=f'SELECT id, to_jsonb("a\'b") AS a FROM ({query}) q', key="id")
+    found = cast.next_batch(10)
+    cast.close()
+    assert found is not None
+    assert found.column("a")[3].as_py().startswith("[[")
+
+
+def test_a_key_of_oids_is_read_in_their_order(postgres: PostgresServer) -> None:
+    query = "SELECT o::oid AS o FROM unnest(ARRAY[4000000000, 5, 3000000000, 4294967295]) o"
+    rows: list[int] = []
+    state = None
+    for _ in range(4):
+        source = SqlSource(postgres.url, query=query, key="o")
+        if state is not None:
+            source.load_state_dict(state)
+        batch = source.next_batch(1)
+        assert batch is not None
+        rows += batch.column("o").to_pylist()
+        state = source.state_dict()
+        source.close()
+    assert rows == [5, 3000000000, 4000000000, 4294967295]
 
 
 NESTED = [{"id": 1, "s": {"a": 1, "b": [DAY]}, "m": [[1, 2], []]}, {"id": 2, "s": None, "m": None}]
@@ -214,3 +278,20 @@ def test_a_column_of_sqlite_that_is_null_for_long_has_the_type_of_its_first_valu
         assert [field.type for field in source.schema] == [pa.int64(), pa.string(), pa.binary()]
         rows = [row for batch in iter(lambda s=source: s.next_batch(999), None) for row in batch.to_pylist()]
         assert (len(rows), rows[-1]) == (3001, {"id": 5000, "declared": "late", "bare": b"\x00\xff"})
+
+
+@pytest.mark.parametrize("first", ["'n/a'", "x'6e2f61'"])
+def test_fractions_among_text_in_sqlite_keep_their_digits(tmp_path: Path, first: str) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute("CREATE TABLE t (id INTEGER, n NUMERIC)")
+        connection.execute(f"INSERT INTO t VALUES (9, 0.5), (4, 0.1 + 0.2), (3, {(1 << 53) + 1}), (2, 12345678.91)")
+        connection.execute(f"INSERT INTO t VALUES (5, NULL), (1, {first})")
+    source = SqlSource(url, table="t", key="id")
+    rows = source.next_batch(10)
+    source.close()
+    assert rows is not None
+    texts = [value.decode() if isinstance(value, bytes) else value for value in rows.column("n").to_pylist()]
+    assert rows.column("id").to_pylist() == [1, 2, 3, 4, 5, 9]
+    assert (texts[:3], texts[4:]) == (["n/a", "12345678.91", "9007199254740993"], [None, "0.5"])
+    assert float(texts[3]) == 0.1 + 0.2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import decimal
 import secrets
 from pathlib import Path
 from typing import Any
@@ -137,10 +138,47 @@ def test_a_key_that_is_null_is_refused_and_one_of_uuids_is_not(url: str, table: 
 def test_fractions_are_not_rounded_to_whole_numbers(url: str, table: str) -> None:
     write(SqlSink(url, table), [{"id": 1, "text": "a"}])
     write(SqlSink(url, table), [{"id": 2.0, "text": "b"}])
-    if not url.startswith("sqlite"):  # which keeps them
-        with pytest.raises(SchemaError, match="'id' has fractions"):
-            write(SqlSink(url, table), [{"id": 3.5, "text": "c"}])
+    with pytest.raises(SchemaError, match="'id' has fractions"):
+        write(SqlSink(url, table), [{"id": 3.5, "text": "c"}])
     assert seen(url, table) == [(1, "a"), (2, "b")]
+
+
+@pytest.mark.parametrize(
+    ("declared", "good", "bad"),
+    [
+        ("INTEGER", ["12", "-3", None], ["12x"]),
+        ("BIGINT", [decimal.Decimal("2.00")], [decimal.Decimal("2.50")]),
+        ("INTEGER", [None, None], ["99999999999999999999"]),
+        ("REAL", ["1.5", "2"], ["n/a"]),
+        ("REAL", [1], ["nan"]),
+        ("TEXT", [1.5], [b"a"]),
+        ("BLOB", ["a"], [1]),
+        ("NUMERIC", ["n/a"], None),
+    ],
+)
+@pytest.mark.parametrize("mode", ["append", "upsert"])
+def test_sqlite_takes_no_values_of_another_type(
+    tmp_path: Path, declared: str, good: list[Any], bad: list[Any] | None, mode: Any
+) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, v {declared})")
+
+    def rows(values: list[Any]) -> list[dict[str, Any]]:
+        return [{"id": at, "v": value} for at, value in enumerate(values)]
+
+    write(SqlSink(url, "t", mode=mode, key="id"), rows(good))
+    before = seen(url, "t", "id, v")
+    assert len(before) == len(good)
+    if bad is not None:
+        with pytest.raises(SchemaError, match="column 'v' has values that are not of the type"):
+            write(SqlSink(url, "t", mode="upsert", key="id"), rows(bad))
+    assert seen(url, "t", "id, v") == before
+
+
+def test_nan_is_not_made_null_by_sqlite(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="'v' has NaN"):
+        write(SqlSink(f"sqlite:///{tmp_path}/a.db", "t"), [{"v": 1.0}, {"v": float("nan")}, {"v": None}])
 
 
 def test_times_do_not_depend_on_the_time_zone_of_the_server(postgres: PostgresServer, table: str) -> None:
@@ -197,6 +235,31 @@ def test_positions_that_are_gone_or_older_are_refused(url: str, table: str) -> N
         connection.execute(f"DELETE FROM penstock_positions WHERE run = '{saved['run']}'")
     with pytest.raises(ResumeError, match="no position of the run"):
         SqlSink(url, table).restore(saved)
+
+
+@pytest.mark.parametrize("mode", ["append", "upsert", "replace"])
+@pytest.mark.parametrize("statement", ["DROP TABLE", "DELETE FROM"])
+def test_a_run_whose_committed_rows_are_gone_is_not_resumed(url: str, table: str, mode: Any, statement: str) -> None:
+    key = "id" if mode == "upsert" else None
+    if mode == "replace":
+        write(SqlSink(url, table), ROWS[:3])
+    sink = SqlSink(url, table, mode=mode, key=key)
+    sink.restore({})
+    sink.consume(batch(ROWS[:6]))
+    saved = sink.checkpoint()
+    sink.abort()
+    again = SqlSink(url, table, mode=mode, key=key)
+    again.restore(saved)  # nothing is missing yet
+    again.abort()
+    held = f"penstock_{saved['run']}" if mode == "replace" else table
+    with Database(url).connect() as connection:
+        connection.execute(f"{statement} {held}")
+    with pytest.raises(ResumeError, match=r"6 rows of this run were committed.*delete the checkpoint"):
+        SqlSink(url, table, mode=mode, key=key).restore(saved)
+    fresh = SqlSink(url, table, mode=mode, key=key)
+    fresh.restore({})
+    write(fresh, ROWS)
+    assert seen(url, table) == pairs(ROWS)
 
 
 def test_a_finished_run_leaves_no_position(url: str, table: str, tmp_path: Path) -> None:

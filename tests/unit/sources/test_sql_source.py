@@ -224,6 +224,33 @@ def test_a_key_that_sqlite_computes_may_have_fractions(tmp_path: Path, connectio
     fresh.close()
 
 
+@pytest.mark.parametrize(
+    ("declared", "values"),
+    [
+        ("", "(1), ('a'), (x'00'), (2.5), ('b')"),
+        ("", "(1), (2), ('x')"),
+        ("TEXT", "('a'), (x'01'), ('b')"),
+        ("BLOB", "('a'), ('b')"),
+        ("", "(0.5), (9007199254740995), (9007199254740996)"),
+    ],
+)
+def test_a_key_of_sqlite_with_values_of_several_types_is_refused(tmp_path: Path, declared: str, values: str) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with Database(url).connect() as connection:
+        connection.execute(f"CREATE TABLE t (k {declared})")
+        connection.execute(f"INSERT INTO t VALUES {values}")
+    for options in ({"table": "t"}, {"query": "SELECT k FROM t"}, {"table": "t", "connections": 2}):
+        if "query" in options and declared == "BLOB":
+            continue  # all are text, and are read as text
+        source = SqlSource(url, key="k", **options)  # type: ignore[arg-type]
+        with pytest.raises(DataError, match=r"key 'k' is read as .*SQLite's type.*rowid"):
+            source.next_batch(1)
+        source.close()
+    # What the message says works.
+    rows = read(SqlSource(url, query="SELECT rowid AS number, * FROM t", key="number"))
+    assert [row["number"] for row in rows] == list(range(1, values.count("(") + 1))
+
+
 def test_a_row_without_a_key_is_refused_and_never_lost(url: str) -> None:
     table = make_table(url, [{"k": k} for k in (1, None, 3)])
     source = SqlSource(url, table=table, key="k")
@@ -354,6 +381,38 @@ class NotInstalled(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> None:
         if fullname.startswith("adbc_driver_postgresql"):
             raise ModuleNotFoundError(f"No module named {fullname!r}", name=fullname.partition(".")[0])
+
+
+@pytest.mark.parametrize("password", ["sEc/R@et", "sEc@R/et", "sEc@R@et", "sEc%zz/R@et"])
+def test_a_password_that_is_not_escaped_is_not_shown_in_part(password: str) -> None:
+    import traceback
+
+    source = SqlSource(f"postgresql://u:{password}@127.0.0.1:1/x", table="t", retry_seconds=0)
+    with pytest.raises((ConfigError, ConnectionError), match="%2F") as caught:
+        _ = source.schema
+    shown = "".join(traceback.format_exception(caught.value))
+    assert not any(part in shown for part in ("sEc", "R@", "@et")), shown
+    # What the message says works: the server is reached for, and named.
+    escaped = password.replace("%zz", "").replace("/", "%2F").replace("@", "%40")
+    with pytest.raises(ConnectionError, match=r"127\.0\.0\.1.*port 1 "):
+        _ = SqlSource(f"postgresql://u:{escaped}@127.0.0.1:1/x", table="t", retry_seconds=0).schema
+
+
+def test_a_server_that_vanishes_is_asked_for_signs_of_life(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def connect(uri: str, **_: Any) -> Any:
+        asked.append(uri)
+        return SimpleNamespace(close=lambda: None)
+
+    monkeypatch.setattr("penstock.connections.sql._driver", lambda dialect: SimpleNamespace(connect=connect))
+    for query in ("", "?keepalives_idle=7&sslmode=prefer"):
+        Database(f"postgresql://nowhere.invalid/x{query}").connect().close()
+    assert asked == [
+        "postgresql://nowhere.invalid/x?connect_timeout=30&keepalives_idle=30&keepalives_interval=10&keepalives_count=3",
+        "postgresql://nowhere.invalid/x?keepalives_idle=7&sslmode=prefer&connect_timeout=30&keepalives_interval=10"
+        "&keepalives_count=3",
+    ]
 
 
 def test_a_driver_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
