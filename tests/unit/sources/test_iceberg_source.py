@@ -239,6 +239,9 @@ def test_what_is_not_there_is_an_error_that_says_what(tmp_path: Path, table: Any
     database = f"sqlite:///{tmp_path}/catalog.db"
     with pytest.raises(FileNotFoundError, match=r"no table 'ns.other' in the catalog"):
         read(IcebergSource("ns.other", catalog=database))
+    with pytest.raises(FileNotFoundError, match=r"no such catalog: .*nope.db"):
+        read(IcebergSource("ns.t", catalog=f"sqlite:///{tmp_path}/nope.db"))
+    assert not (tmp_path / "nope.db").exists()
     with pytest.raises(FileNotFoundError, match="no Iceberg table at"):
         read(IcebergSource(tmp_path / "none"))
     with pytest.raises(ConfigError, match="has no snapshot 5"):
