@@ -46,9 +46,7 @@ def _in_catalog(name: str, catalog: str) -> Any:
         options = {"type": "rest" if url.startswith("http") else "sql", "uri": url}
     kept = _sqlite_file(url)
     if kept is not None and not kept.exists():
-        raise FileNotFoundError(
-            f"no such catalog: {shown(catalog)!r} names the file {str(kept)!r}, which does not exist"
-        )
+        raise FileNotFoundError(f"no such catalog: {shown(catalog)!r}: the file {str(kept)!r} does not exist")
     try:
         opened: Any = load_catalog(called or "default" if options else catalog, **options)
         if options.get("type") == "sql" and not called:
