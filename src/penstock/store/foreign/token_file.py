@@ -94,10 +94,10 @@ def _refuse_wider(words: npt.NDArray[Any], path: Path) -> None:
     if len(words) < _LEAST_TOKENS or not lower.any():
         return
     if not upper.any() or (upper.max() <= _UPPER_HALF and lower.max() > _LOWER_HALF):
-        wide = len(words) % 4 == 0 and not lower[1::2].any()
+        kind = "int64" if len(words) % 4 == 0 and not lower[1::2].any() else "uint32"
         raise DataError(
-            f"every second 16-bit word of it is {'0' if not upper.any() else 'nearly 0'}, so it seems to hold tokens of "
-            f"{'int64' if wide else 'uint32'}; pass dtype={'int64' if wide else 'uint32'!r}, or dtype='uint16' if it "
+            f"every second 16-bit word of it is {'' if not upper.any() else 'nearly '}0, so it seems to hold tokens of "
+            f"{kind}; pass dtype={kind!r}, or dtype='uint16' if it "
             "does not; if Megatron wrote it, copy its .idx beside it",
             file=str(path),
         )
