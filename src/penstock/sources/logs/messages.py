@@ -243,8 +243,8 @@ class _JsonMessages(JsonlSource):
                     continue
                 try:
                     _vote(found, infer(value, name), name)
-                except TypeConflictError as conflict:  # inside of the value
-                    conflicts[name] = conflict
+                except TypeConflictError as error:  # inside of the value
+                    conflicts[name] = error
         for name, conflict in conflicts.items():
             if not votes[name]:
                 raise SchemaError(
