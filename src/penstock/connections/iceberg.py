@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError, DataError
@@ -43,6 +44,9 @@ def _in_catalog(name: str, catalog: str) -> Any:
     options: dict[str, str] = {}
     if is_remote(url):
         options = {"type": "rest" if url.startswith("http") else "sql", "uri": url}
+    kept = _sqlite_file(url)
+    if kept is not None and not kept.exists():
+        raise FileNotFoundError(f"no such catalog: {shown(catalog)!r}: the file {str(kept)!r} does not exist")
     try:
         opened: Any = load_catalog(called or "default" if options else catalog, **options)
         if options.get("type") == "sql" and not called:
@@ -59,6 +63,14 @@ def _in_catalog(name: str, catalog: str) -> Any:
     except Exception as error:  # noqa: BLE001 - each kind of catalog has its own errors: of databases, of HTTP, of configuration
         reason = str(error).replace(catalog, shown(catalog))[:500]
         raise ConnectionError(f"the catalog {shown(catalog)!r} cannot be read: {reason}") from None
+
+
+def _sqlite_file(url: str) -> Path | None:
+    """The file of a database of SQLite, which would be made if it did not exist; None for other catalogs."""
+    scheme, _, rest = url.partition("://")
+    name = rest.partition("?")[0].removeprefix("/")
+    is_file = scheme.partition("+")[0] == "sqlite" and name and name != ":memory:" and not name.startswith("file:")
+    return Path(name) if is_file else None
 
 
 def _only_name(opened: Any, catalog: str) -> str:

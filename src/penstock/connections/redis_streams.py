@@ -23,7 +23,7 @@ from penstock.connections.logs import (
     message_id,
 )
 from penstock.connections.redis import connect_redis
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, ResumeError
 
 SCHEMES = ("redis", "rediss")
 Answer = TypeVar("Answer")
@@ -125,6 +125,14 @@ class RedisLog:
 
     def published(self, run: str, partition: int, offset: int) -> Published:
         found = Published(offset)
+        info = self._info(self.streams[partition]) if offset else None
+        if offset and (info is None or _number(info[b"last-generated-id"]) + 1 < offset):
+            there = "does not exist" if info is None else f"ends with the id {info[b'last-generated-id'].decode()}"
+            raise ResumeError(
+                f"{self.name}: entries up to the id {self.spell(offset - 1)} were written, and the stream {there} now: "
+                "it was deleted and made again, or restored from a backup; delete the checkpoint to write all rows "
+                "again, into a stream without those of before"
+            )
         while entries := self._range(self.streams[partition], found.following, 1000, after=False, partition=partition):
             for name, fields in entries:
                 milliseconds, _, number = name.decode().partition("-")

@@ -203,6 +203,7 @@ def _found(files: list[Path], base: Path) -> FoundFiles:
 
 
 _DELTA_LOG = "_delta_log"
+_ICEBERG = ".metadata.json"
 
 
 def refuse_tables(files: Iterable[str], where: str) -> None:
@@ -211,7 +212,7 @@ def refuse_tables(files: Iterable[str], where: str) -> None:
         folder, _, name = file.rpartition("/")
         home, _, last = folder.rpartition("/")
         delta = last == _DELTA_LOG
-        if not delta and not (last == "metadata" and name.endswith(".metadata.json")):
+        if not delta and not (last == "metadata" and name.endswith(_ICEBERG)):
             continue
         kind = "a Delta table" if delta else "an Iceberg table"
         raise ConfigError(
@@ -220,16 +221,42 @@ def refuse_tables(files: Iterable[str], where: str) -> None:
         )
 
 
-def _warn_of_tables(files: Iterable[Path]) -> None:
-    """Say it if files that were named, or match a glob, are some of those of a Delta table."""
-    for folder in dict.fromkeys(file.parent for file in files if file.suffix == ".parquet"):
-        above = [folder, *folder.parents]
-        home = next((each for each in above if "=" not in each.name), folder)
+def homes_of(folder: Sequence[str]) -> list[Sequence[str]]:
+    """Directories, in parts, that may be the table in which a directory of data files lies: above its partitions
+    (`name=value`), and one more, since Iceberg has its files in `data`."""
+    depth = len(folder)
+    while depth and "=" in folder[depth - 1]:
+        depth -= 1
+    return [folder[:each] for each in (depth, depth - 1) if each > 0]
+
+
+def refuse_part_of_table(where: str, home: str, kind: str) -> NoReturn:
+    """Refuse a directory that lies in a lake table."""
+    raise ConfigError(
+        f"{where!r} lies in {home!r}, which is {kind} table, and its files also hold rows that were removed from it; "
+        f"pass {home!r} to open_source, and choose rows with filter=[(column, operator, value)]"
+    )
+
+
+def _table_above(folder: Path) -> tuple[Path, str] | None:
+    """The lake table in which a directory lies, and its kind; None if it lies in none."""
+    for parts in homes_of(folder.absolute().parts):
+        home = Path(*parts)
         if (home / _DELTA_LOG).is_dir():
+            return home, "a Delta"
+        if any((home / "metadata").glob(f"*{_ICEBERG}")):
+            return home, "an Iceberg"
+    return None
+
+
+def _warn_of_tables(files: Iterable[Path]) -> None:
+    """Say it if files that were named, or match a glob, are some of those of a lake table."""
+    for folder in dict.fromkeys(file.parent for file in files if file.suffix == ".parquet"):
+        if (table := _table_above(folder)) is not None:
             _log.warning(
-                "%s is a Delta table, and its files also hold rows that were removed from it; pass the directory alone "
-                "to read the rows of a version",
-                home,
+                "%s is %s table, and its files also hold rows that were removed from it; pass the directory alone to "
+                "read the rows of a version",
+                *table,
             )
             return
 
@@ -237,6 +264,8 @@ def _warn_of_tables(files: Iterable[Path]) -> None:
 def _inside(directory: Path, suffixes: Sequence[str]) -> list[Path]:
     files = sorted(_walk(directory), key=lambda file: file.parts)
     refuse_tables(map(str, files), str(directory))
+    if (table := _table_above(directory)) is not None and any(file.suffix == ".parquet" for file in files):
+        refuse_part_of_table(str(directory), str(table[0]), table[1])
     chosen = [file for file in files if split_suffix(file)[0] in suffixes] if suffixes else files
     if not chosen:
         wanted = f"{', '.join(suffixes)} file" if suffixes else "file"

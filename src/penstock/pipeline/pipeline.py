@@ -7,7 +7,7 @@ import logging
 import time
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self, cast
 
@@ -58,7 +58,8 @@ class Pipeline:
     Rows come out in the order they went in, with any number of workers; which rows, and their order, depend on
     nothing but the stages.
 
-    `source` may also be anything that `penstock.sources.open_source` takes: paths, a table, a list of dicts, a dataset.
+    `source` may also be anything that `penstock.sources.open_source` takes: paths, a table, a list of dicts, a dataset;
+    `sink` the path or URL that `penstock.sinks.open_sink` takes.
     A transform may be a plain function: of a row (dict -> dict), or, if its parameter is annotated as
     `pyarrow.RecordBatch`, of a batch.
     """
@@ -67,7 +68,7 @@ class Pipeline:
         self,
         source: Source | Any,
         transforms: Sequence[Transform | Callable[..., Any]] | Transform | Callable[..., Any] = (),
-        sink: Sink | None = None,
+        sink: Sink | PathLike | None = None,
         config: PipelineConfig | None = None,
         budget: MemoryBudget | int | str | None = None,
     ) -> None:
@@ -75,7 +76,7 @@ class Pipeline:
         steps: Sequence[Any] = transforms if isinstance(transforms, Sequence) else [transforms]
         self.transforms: list[Transform] = _in_parts([as_transform(step) for step in steps])
         _keep_json(self.source, self.transforms)
-        self.sink: Sink | None = _checked(sink, "sink", "consume", "flush") if sink is not None else None
+        self.sink: Sink | None = _checked(_as_sink(sink), "sink", "consume", "flush") if sink is not None else None
         self.config = config if config is not None else PipelineConfig()
         self.budget = MemoryBudget.of(suggest_limit() if budget is None else budget)
         if self.config.on_error != "raise":
@@ -415,11 +416,20 @@ def _as_source(data: Any) -> Any:
     return import_module("penstock.sources.by_suffix").open_source(data)
 
 
+def _as_sink(target: Any) -> Any:
+    """The path of a file, or the URL of a database or a broker, as a sink."""
+    if hasattr(target, "consume") or not isinstance(target, (str, PurePath)):
+        return target
+    from importlib import import_module
+
+    # By name, since sinks know the pipeline.
+    return import_module("penstock.sinks.formats").open_sink(target)
+
+
 def _checked(stage: Any, role: str, *methods: str) -> Any:
     missing = [name for name in methods if not callable(getattr(stage, name, None))]
     if missing:
-        hint = f"; for a path use penstock.{role}s.open_{role}(...)" if isinstance(stage, (str, Path)) else ""
-        raise ConfigError(f"{stage!r:.100} cannot be a {role}: it has no method {' or '.join(missing)}{hint}")
+        raise ConfigError(f"{stage!r:.100} cannot be a {role}: it has no method {' or '.join(missing)}")
     return stage
 
 

@@ -550,16 +550,16 @@ class FileSource(Source):
 
 
 def _unified(schema: pa.Schema | None, here: pa.Schema, path: InputFile) -> pa.Schema:
-    """One schema for the files so far; categories and plain values of one type are plain values."""
+    """One schema for the files so far; categories, views and plain values of one type are plain values."""
     if schema is None:
         return here
     for field in here:
         index = schema.get_field_index(field.name)
         before = schema.field(index).type if index >= 0 else field.type
-        if before != field.type and (pa.types.is_dictionary(before) or pa.types.is_dictionary(field.type)):
-            schema = schema.set(index, schema.field(index).with_type(_without_dictionary(before)))
+        if before != field.type:
+            schema = schema.set(index, schema.field(index).with_type(_plain(before)))
             at = here.get_field_index(field.name)
-            here = here.set(at, field.with_type(_without_dictionary(field.type)))
+            here = here.set(at, field.with_type(_plain(field.type)))
     try:
         return pa.unify_schemas([schema, here], promote_options="permissive")
     except pa.ArrowException as error:
@@ -569,8 +569,13 @@ def _unified(schema: pa.Schema | None, here: pa.Schema, path: InputFile) -> pa.S
         ) from error
 
 
-def _without_dictionary(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
+_VIEWS = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """The type of the values, without categories and views."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return _VIEWS.get(kind, kind)
 
 
 def _shaped(batch: pa.RecordBatch, schema: pa.Schema, path: InputFile) -> pa.RecordBatch:

@@ -210,6 +210,20 @@ def test_a_stage_without_its_methods_is_refused_at_once(source: Any, transforms:
         Pipeline(source, transforms, sink)
 
 
+def test_a_sink_may_be_a_path_or_the_url_of_a_database(tmp_path: Path) -> None:
+    for target in (
+        tmp_path / "a.parquet",
+        str(tmp_path / "b.jsonl"),
+        f"sqlite:///{tmp_path}/c.db?table=t&mode=replace",
+    ):
+        assert Pipeline(MemorySource(ROWS), [], target).run().rows_out == 1000
+        if "sqlite" not in str(target):
+            assert sum(batch.num_rows for batch in Pipeline(target)) == 1000
+    assert sum(batch.num_rows for batch in Pipeline(f"sqlite:///{tmp_path}/c.db?table=t")) == 1000
+    with pytest.raises(ConfigError, match=r"no sink writes '\.unknown'"):
+        Pipeline(MemorySource(ROWS), [], "a.unknown")
+
+
 def test_running_without_a_sink_and_iterating_with_one_say_what_to_do() -> None:
     with pytest.raises(ConfigError):
         Pipeline(Chunks(1)).run()

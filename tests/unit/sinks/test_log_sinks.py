@@ -253,6 +253,15 @@ def test_a_checkpoint_of_a_log_that_was_made_again_is_refused(broker: Broker, tm
         broker.make_again(url)
         with pytest.raises(ResumeError, match="made again"):
             broker.sink(url).restore(token)
+    if isinstance(broker, RedisBroker):
+        client, name = broker.client(), url.rpartition("=")[2]
+        client.delete(name)
+        with pytest.raises(ResumeError, match=r"does not exist now.*delete the checkpoint"):
+            broker.sink(url).restore(token)
+        client.xadd(name, {"data": "{}"}, id="5-0")
+        client.close()
+        with pytest.raises(ResumeError, match=r"ends with the id 5-0 now.*delete the checkpoint"):
+            broker.sink(url).restore(token)
     with pytest.raises(ResumeError, match="damaged"):
         broker.sink(url).restore({"run": "x"})
 

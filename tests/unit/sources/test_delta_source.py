@@ -66,6 +66,30 @@ def test_removed_rows_do_not_come_back_by_another_way(table: Path, caplog: pytes
     assert "is a Delta table" in caplog.text
 
 
+def test_a_partition_of_a_table_is_refused_and_its_files_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "table"
+    rows = pa.table({"n": range(20), "lang": ["de", "en"] * 10, "year": [2025] * 20})
+    write_deltalake(path, rows, partition_by=["lang", "year"])
+    DeltaTable(path).delete("n >= 10")
+    for part in (path / "lang=de", path / "lang=de" / "year=2025"):
+        with pytest.raises(ConfigError, match=r"lies in '.*table', which is a Delta table.*open_source"):
+            open_source(part)
+    assert numbers(open_source(path, filter=[("lang", "=", "de")])) == [0, 2, 4, 6, 8]  # as the error says
+    assert not caplog.records
+    open_source([str(file) for file in (path / "lang=de").rglob("*.parquet")])
+    assert "table is a Delta table" in caplog.text
+
+
+def test_a_partition_of_a_table_with_relative_paths_is_refused(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (table / "n=1").mkdir()
+    pq.write_table(pa.table({"text": ["x"]}), table / "n=1" / "old.parquet")
+    monkeypatch.chdir(table)
+    with pytest.raises(ConfigError, match="which is a Delta table"):
+        open_source("n=1")
+
+
 @pytest.mark.parametrize(("version", "rows"), [(0, list(range(10))), (1, list(range(20))), (2, EVEN_GONE)])
 def test_each_version_is_read_as_it_was(table: Path, version: int, rows: list[int]) -> None:
     assert numbers(DeltaSource(table, version=version)) == rows

@@ -73,6 +73,16 @@ def test_the_directory_of_a_table_is_read_as_a_table_and_not_as_its_files(table:
         open_source(where(table).parent)
 
 
+def test_the_data_of_a_table_are_refused_and_its_files_are_warned_of(
+    table: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(ConfigError, match=r"data' lies in '.*', which is an Iceberg table"):
+        open_source(where(table) / "data")
+    assert not caplog.records
+    open_source(str(where(table) / "data" / "**" / "*.parquet"))
+    assert "is an Iceberg table" in caplog.text
+
+
 def test_a_snapshot_is_read_as_it_was_by_every_way_to_name_it(tmp_path: Path, table: Any) -> None:
     first, second = (each.snapshot_id for each in table.snapshots())
     database = f"sqlite:///{tmp_path}/catalog.db"
@@ -229,6 +239,9 @@ def test_what_is_not_there_is_an_error_that_says_what(tmp_path: Path, table: Any
     database = f"sqlite:///{tmp_path}/catalog.db"
     with pytest.raises(FileNotFoundError, match=r"no table 'ns.other' in the catalog"):
         read(IcebergSource("ns.other", catalog=database))
+    with pytest.raises(FileNotFoundError, match=r"no such catalog: .*nope.db"):
+        read(IcebergSource("ns.t", catalog=f"sqlite:///{tmp_path}/nope.db"))
+    assert not (tmp_path / "nope.db").exists()
     with pytest.raises(FileNotFoundError, match="no Iceberg table at"):
         read(IcebergSource(tmp_path / "none"))
     with pytest.raises(ConfigError, match="has no snapshot 5"):

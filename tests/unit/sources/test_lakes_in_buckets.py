@@ -57,6 +57,8 @@ def test_a_table_in_a_bucket_is_written_and_read_by_its_url(lake: str) -> None:
         open_source(lake)
     with pytest.raises(ConfigError, match="is a Delta table"):
         ParquetSource(f"{lake}/t").next_batch(1)
+    with pytest.raises(ConfigError, match=r"lang=de' lies in 's3://.*/t', which is a Delta table"):
+        open_source(f"{lake}/t/lang=de")
 
 
 def test_files_of_other_partitions_are_not_fetched(lake: str, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,6 +111,8 @@ def test_an_iceberg_table_in_a_bucket_is_read_by_its_url(lake: str, s3: S3Server
     source = open_source(f"{lake}/ns/t")
     assert isinstance(source, IcebergSource)
     assert numbers(source) == list(range(9))
+    with pytest.raises(ConfigError, match=r"lies in 's3://.*/ns/t', which is an Iceberg table"):
+        open_source(f"{lake}/ns/t/data")
     assert numbers(open_source(f"{lake}/ns/t@v{first}")) == list(range(5))
 
 

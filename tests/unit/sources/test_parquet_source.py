@@ -112,6 +112,18 @@ def test_metadata_such_as_that_of_pandas_is_left_behind(tmp_path: Path) -> None:
     assert batch.schema.metadata is None
 
 
+@pytest.mark.parametrize("first", [pa.string(), pa.string_view(), pa.large_string()])
+def test_views_and_plain_values_of_several_files_are_plain_values(tmp_path: Path, first: pa.DataType) -> None:
+    second = pa.string() if first == pa.string_view() else pa.string_view()
+    for name, text, data in (("a", first, pa.binary()), ("b", second, pa.binary_view())):
+        table = pa.table({"text": pa.array([name, None], text), "data": pa.array([b"x", b"y"], data)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    source = ParquetSource(tmp_path)
+    plain = pa.large_string() if first == pa.large_string() else pa.string()
+    assert source.schema == pa.schema([("text", plain), ("data", pa.binary())])
+    assert read(source)["text"].to_pylist() == ["a", None, "b", None]
+
+
 def test_wide_rows_are_read_a_few_at_a_time_even_if_they_are_small_in_the_file(tmp_path: Path) -> None:
     wide = pa.table({"t": ["x" * 200_000] * 64 + ["y" * 200_000] * 64})
     pq.write_table(wide, tmp_path / "a.parquet")

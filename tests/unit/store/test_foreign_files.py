@@ -204,6 +204,28 @@ def test_truncated_files_are_refused(tmp_path: Path) -> None:
         open_store(tmp_path / "c.bin")
 
 
+@pytest.mark.parametrize(("kind", "most"), [("uint32", 300), ("uint32", 128_000), ("int64", 50_000), ("int32", 99)])
+def test_wider_tokens_are_not_read_as_uint16(tmp_path: Path, kind: str, most: int) -> None:
+    ids = np.random.default_rng(1).integers(0, most, 501)
+    path = tmp_path / "wide.bin"
+    ids.astype(kind).tofile(path)
+    named = "int64" if kind == "int64" else "uint32"
+    with pytest.raises(DataError, match=f"every second 16-bit word.*pass dtype='{named}'.*dtype='uint16'.*idx"):
+        rows_of(path)
+    assert rows_of(path, dtype=named) == [ids.tolist()]  # as the error says
+    assert len(rows_of(path, dtype="uint16")[0]) == ids.astype(kind).nbytes // 2
+    ids.astype("uint16").tofile(path)
+    assert len(rows_of(path)[0]) == 501
+
+
+def test_tokens_beyond_those_that_the_index_names_are_refused(tmp_path: Path) -> None:
+    write_megatron(tmp_path / "m", [[1, 2], [3]], "uint16")
+    with (tmp_path / "m.bin").open("ab") as file:
+        file.write(bytes(80))
+    with pytest.raises(DataError, match=r"sequences of m.idx end at byte \d+.*copy both again"):
+        rows_of(tmp_path / "m")
+
+
 def test_an_index_without_tokens_and_an_empty_file_are_errors(tmp_path: Path) -> None:
     write_megatron(tmp_path / "a", [[1]])
     (tmp_path / "a.bin").unlink()

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 
 from penstock.files.filesystems import cut, is_object_url, matches_parts, scheme_of, shown
-from penstock.files.listing import FoundFiles, refuse_tables, split_suffix
+from penstock.files.listing import FoundFiles, homes_of, refuse_part_of_table, refuse_tables, split_suffix
 from penstock.files.objects import Bucket, ObjectInfo, open_bucket
 from penstock.files.ranges.remote_file import RemoteFile
 from penstock.files.ranges.web import find_web_file
@@ -62,8 +62,24 @@ def _find_objects(url: str, suffixes: Sequence[str]) -> FoundFiles:
         return found([info], key.rpartition("/")[0])
     if not below:
         raise FileNotFoundError(f"no such file or directory: {shown(url)!r}")
+    _refuse_part_of_table(bucket, key, shown(url))
     chosen_keys = set(chosen_names([one.key for one in below], suffixes, shown(url)))
     return found([one for one in below if one.key in chosen_keys], key)
+
+
+def _refuse_part_of_table(bucket: Bucket, key: str, where: str) -> None:
+    """Refuse a partition, or the `data`, of a lake table: only their names cost a request."""
+    parts = key.split("/")
+    if "=" not in parts[-1] and parts[-1] != "data":
+        return
+    for home in homes_of(parts):
+        at = "/".join(home)
+        folders, _ = bucket.list_folder(at)
+        if "_delta_log" in folders:
+            refuse_part_of_table(where, bucket.url_of(at), "a Delta")
+        names = bucket.list_folder(f"{at}/metadata")[1] if "metadata" in folders else []
+        if any(one.key.endswith(".metadata.json") for one in names):
+            refuse_part_of_table(where, bucket.url_of(at), "an Iceberg")
 
 
 def _below(bucket: Bucket, prefix: str) -> list[ObjectInfo]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,10 +14,12 @@ import pyarrow as pa
 
 from penstock.connections.logs import Log, Messages
 from penstock.errors import ConfigError, SchemaError
+from penstock.files.json_values import loads
 from penstock.files.listing import FoundFiles
 from penstock.pipeline.chain import describe_difference
 from penstock.pipeline.stages import Block, Origin
 from penstock.sources.file_source import check_columns, project
+from penstock.sources.json_types import TypeConflictError, infer, merge
 from penstock.sources.jsonl import JsonlSource
 
 FORMATS = ("json", "text", "bytes", "arrow")
@@ -30,8 +33,6 @@ METADATA: dict[str, pa.DataType] = {
 _COLUMNS = {"text": pa.field("text", pa.string()), "bytes": pa.field("value", pa.binary())}
 _SHOWN_BYTES = 80
 _NEWLINE, _RETURN = b"\n\r"
-_MIXED = "pass mixed='json' to keep the field as JSON text, or schema="
-"""Advice of the reader of files, which messages have no option for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,7 @@ class MessageDecoder:
             try:
                 found = self._json.learn([value for value in messages.values if value])
             except SchemaError as error:
-                told = str(error).replace(_MIXED, "or pass schema=").removeprefix("messages, ")
-                raise SchemaError(f"{self._log.name}, first messages, {told}") from error
+                raise SchemaError(f"{self._log.name}, first messages: {error}") from error
         else:
             found = pa.schema([])
             for value in messages.values:
@@ -228,6 +228,32 @@ class _JsonMessages(JsonlSource):
         self._learn_from(self._lines(lines), self._columns)
         return self.found
 
+    def _scan_rows(self, block: Block, known: pa.DataType) -> pa.DataType:
+        """Types of most messages, of each field: one message of another type is a bad row, and stops no run."""
+        votes: dict[str, list[tuple[pa.DataType, int]]] = {field.name: [(field.type, 1)] for field in known}
+        conflicts: dict[str, TypeConflictError] = {}
+        for line in bytes(block.data).splitlines():
+            try:
+                row = loads(line)
+            except ValueError:
+                continue  # reported in its place, when the rows are read
+            for name, value in row.items() if isinstance(row, dict) else ():
+                found = votes.setdefault(name, [])
+                if value is None or (self._columns is not None and name not in self._columns):
+                    continue
+                try:
+                    _vote(found, infer(value, name), name)
+                except TypeConflictError as error:  # inside of the value
+                    conflicts[name] = error
+        for name, conflict in conflicts.items():
+            if not votes[name]:
+                raise SchemaError(
+                    f"field {conflict.path!r} has values of {conflict.first} and of {conflict.second} in one message; "
+                    "make the data agree, or pass columns= without it"
+                ) from None
+        kinds = {name: max(found, key=lambda one: one[1])[0] if found else pa.null() for name, found in votes.items()}
+        return pa.struct(list(kinds.items()))
+
     def decode(self, values: Sequence[bytes | None]) -> MessageRows:  # type: ignore[override]
         if (fast := self._decode_lines(values)) is not None:
             return fast
@@ -267,6 +293,15 @@ class _JsonMessages(JsonlSource):
         data = pa.py_buffer(b"\n".join(lines) + b"\n")
         meta = {"records": len(lines), "file": 0, "layout": self._layout(0)}
         return Block(Origin("messages"), data, data.size, meta)
+
+
+def _vote(votes: list[tuple[pa.DataType, int]], kind: pa.DataType, name: str) -> None:
+    """Count a type with those that it goes together with."""
+    for at, (other, count) in enumerate(votes):
+        with contextlib.suppress(TypeConflictError):
+            votes[at] = (merge(other, kind, name), count + 1)
+            return
+    votes.append((kind, 1))
 
 
 def _line(value: bytes) -> bytes | None:

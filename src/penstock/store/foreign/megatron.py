@@ -64,6 +64,16 @@ def read_megatron(tokens: Path, index: Path, options: ForeignOptions) -> FlatRea
                 f"a sequence begins in the middle of a {dtype.name} token; the index is damaged, copy it again",
                 file=str(index),
             )
+    ends = (
+        int((pointers[low : low + _CHUNK] + (lengths[low : low + _CHUNK].astype(np.int64) << shift)).max())
+        for low in range(0, sequences, _CHUNK)
+    )
+    if (end := max(ends, default=0)) < len(data):
+        raise DataError(
+            f"it has {len(data)} bytes, and the sequences of {index.name} end at byte {end}: the index belongs to "
+            "another file, or something was appended without it; copy both again",
+            file=str(tokens),
+        )
     # As many marks as sequences, ascending from the first to the last: one sequence a document.
     if wanted == "sequences" or (marks == sequences + 1 and not _repeats(documents)):
         return FlatReader(tokens, values, _Pointers(pointers, shift), lengths, files=(tokens, index))

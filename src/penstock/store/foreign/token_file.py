@@ -30,6 +30,9 @@ _FOREIGN = {b"PK\x03\x04": "a zip archive, as torch.save writes", _PICKLE: "a pi
 _DTYPES = ("uint8", "uint16", "uint32", "int32", "int64")
 _LONGEST = 1 << 30
 _SCAN_TOKENS = 1 << 24
+_SAMPLE_TOKENS, _LEAST_TOKENS = 1 << 16, 32
+_UPPER_HALF, _LOWER_HALF = 15, 1023
+"""Upper halves of ids of up to a million tokens, and lower ones that such ids surely have."""
 
 
 def read_token_file(path: Path, options: ForeignOptions) -> FlatReader:
@@ -78,7 +81,26 @@ def _tokens(raw: npt.NDArray[np.uint8], path: Path, dtype: str | None) -> tuple[
             "pass dtype=, or copy it again",
             file=str(path),
         )
+    if dtype is None:
+        _refuse_wider(raw.view(kind), path)
     return raw.view(kind), False
+
+
+def _refuse_wider(words: npt.NDArray[Any], path: Path) -> None:
+    """Refuse tokens that look like wider ones read as uint16: then every second one is the upper half of an id."""
+    words = words[: len(words) // 2 * 2]
+    sample = np.concatenate([words[:_SAMPLE_TOKENS], words[-_SAMPLE_TOKENS:]])
+    lower, upper = sample[::2], sample[1::2]
+    if len(words) < _LEAST_TOKENS or not lower.any():
+        return
+    if not upper.any() or (upper.max() <= _UPPER_HALF and lower.max() > _LOWER_HALF):
+        kind = "int64" if len(words) % 4 == 0 and not lower[1::2].any() else "uint32"
+        raise DataError(
+            f"every second 16-bit word of it is {'' if not upper.any() else 'nearly '}0, so it seems to hold tokens of "
+            f"{kind}; pass dtype={kind!r}, or dtype='uint16' if it "
+            "does not; if Megatron wrote it, copy its .idx beside it",
+            file=str(path),
+        )
 
 
 def _after_header(
