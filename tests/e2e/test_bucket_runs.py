@@ -19,7 +19,7 @@ from tests.servers import ACCESS_KEY, SECRET_KEY, Proxy, S3Server, environment_o
 from typer.testing import CliRunner
 
 import penstock.files.object_lock as object_lock
-from penstock import Pipeline, PipelineConfig
+from penstock import Pipeline, PipelineConfig, PretrainDataLoader
 from penstock.cli.main import app
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
@@ -28,7 +28,7 @@ from penstock.files import objects
 from penstock.files.objects import open_bucket
 from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.sinks import JsonlSink, ParquetSink, StoreSink
-from penstock.sources import JsonlSource, MemorySource, open_source
+from penstock.sources import JsonlSource, MemorySource, StoreSource, open_source
 from penstock.store import open_store
 from penstock.testing import RowsSource
 
@@ -384,3 +384,28 @@ def test_failed_runs_abort_their_uploads_and_readers_cannot_begin_any(monkeypatc
                 Pipeline(RowsSource(ROWS), [], JsonlSink(f"{server.url}/a/o.jsonl"), EVERY).run(kept)
         with pytest.raises(PermissionError, match="may not be used with these credentials: AccessDenied"):
             Pipeline(RowsSource(ROWS), [], StoreSink(f"{server.url}/a/o.store", tokens=None), EVERY).run()
+
+
+def test_a_store_in_a_bucket_is_shown_planned_and_read_as_a_source(s3_url: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "row {n}"}}\n' for n in range(40)))
+    local, url = tmp_path / "x.store", f"{s3_url}/x.store"
+    for place in (local, url):
+        prepare(tmp_path / "a.jsonl", place, Recipe(tokenizer="byte"))
+    for source in (StoreSource(url), open_source(url)):
+        assert isinstance(source, StoreSource)
+        batch = source.next_batch(100)
+        assert batch is not None
+        assert batch.equals(StoreSource(local).next_batch(100))
+        origin = source.origin()
+        assert origin is not None
+        assert origin.file.startswith(url)
+    for command in (["show", "--row", "2", "--tokenizer", "byte"], ["plan"], ["trace", "--step", "1"]):
+        lines = []
+        for place in (local, url):
+            done = CliRunner().invoke(app, [command[0], str(place), *command[1:], "--json"])
+            assert done.exit_code == 0, done.output
+            lines.append(done.output.replace(str(place), "STORE"))
+        assert lines[0] == lines[1]
+    for given in (url, f"{s3_url}/*.store", open_store(url)):
+        with pytest.raises(ConfigError, match=r"store in a bucket.*leave out streaming=True"):
+            PretrainDataLoader(given, streaming=True, batch_size=2)

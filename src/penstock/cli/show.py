@@ -24,7 +24,7 @@ from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.source import Inputs
 from penstock.store import open_store
 from penstock.store.foreign.lookup import is_foreign
-from penstock.store.manifest import is_store, refuse_remote_store
+from penstock.store.manifest import is_bucket_store, is_store, refuse_remote_store
 from penstock.transforms.tokenization import Tokenizer, load_tokenizer
 
 Pieces = list[tuple[str, str]]
@@ -78,6 +78,8 @@ def show(
         raise ConfigError(f"{data} does not exist")
     elif (local := local_or_none(data)) is not None and (is_store(local) or is_foreign(local)):
         sequences = _from_store(local, row, tokenizer)
+    elif is_bucket_store(data):
+        sequences = _from_store(data, row, tokenizer)
     elif data.endswith((".yaml", ".yml")):
         raise ConfigError(f"{data} describes a loader; pass --step N")
     elif tokenizer is None:
@@ -203,15 +205,16 @@ def _store_tokenizer(manifest: Any, given: str | None) -> Tokenizer:
     return loaded
 
 
-def _from_store(path: Path, number: int, tokenizer: str | None) -> list[TokenSequence]:
+def _from_store(path: Path | str, number: int, tokenizer: str | None) -> list[TokenSequence]:
     with open_store(path) as store:
         loaded = _store_tokenizer(store.manifest, tokenizer)
         try:
             row = store[number]
         except IndexError:
-            raise ConfigError(f"--row: {path} has {len(store)} rows, got {number}") from None
+            raise ConfigError(f"--row: {store.shown} has {len(store)} rows, got {number}") from None
         row = {name: np.array(value) if isinstance(value, np.ndarray) else value for name, value in row.items()}
-    return _sides(row, f"{path.name} row {number}", loaded)
+        name = PurePath(store.shown).name
+    return _sides(row, f"{name} row {number}", loaded)
 
 
 def _from_file(path: str, number: int, recipe: Recipe) -> list[TokenSequence]:

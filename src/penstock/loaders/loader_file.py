@@ -31,6 +31,7 @@ from the mixture. Paths are relative to the current directory. The file cannot r
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,7 +58,7 @@ from penstock.order.plan import Plan
 from penstock.order.schedules import Schedule
 from penstock.store import open_store
 from penstock.store.foreign.lookup import is_foreign
-from penstock.store.manifest import is_store, refuse_remote_store
+from penstock.store.manifest import is_bucket_store, is_store, refuse_remote_store
 from penstock.types.conversion import Problems, convert
 
 LOADERS: dict[str, type[DataLoader]] = {
@@ -167,8 +168,12 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
     default options.
     """
     refuse_remote_store(path)
-    file = fetch(path) if is_remote(path) else Path(path)
-    if is_store(file) or is_foreign(file):
+    file: PathLike
+    if is_bucket_store(path):
+        file = os.fspath(path)
+    else:
+        file = fetch(path) if is_remote(path) else Path(path)
+    if isinstance(file, str) or is_store(file) or is_foreign(file):
         with open_store(file) as store:
             kind = "pretrain" if store.manifest.mask_column is None else "conversation"
             if stored_kind(store.manifest) is not None:

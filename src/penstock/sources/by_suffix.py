@@ -32,7 +32,7 @@ from penstock.sources.services import open_service
 from penstock.sources.store import StoreSource
 from penstock.sources.text import TextSource
 from penstock.store.foreign.lookup import is_token_file
-from penstock.store.manifest import VERSIONS, is_store, refuse_remote_store
+from penstock.store.manifest import VERSIONS, is_bucket_store, is_store, refuse_remote_store
 
 _log = logging.getLogger(__name__)
 
@@ -99,9 +99,10 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
     for each in paths:
         refuse_remote_store(each)
-        if not names_rows(each):
+    stores = [each for each in paths if _is_token_store(each)]
+    for each in paths:
+        if not names_rows(each) and each not in stores:
             refuse_remote_tokens(each)
-    stores = [each for each in paths if (local := local_or_none(each)) is not None and _is_token_store(local)]
     if stores:
         if len(paths) > 1:
             raise ConfigError(f"{os.fspath(stores[0])!r} is a token store, and a store is opened alone; got {paths!r}")
@@ -207,9 +208,12 @@ def _looks_like_data(file: InputFile, makers: Mapping[str, Any]) -> bool:
 _ARCHIVES = frozenset({".zip", ".tar", ".tgz", ".7z", ".rar"})
 
 
-def _is_token_store(path: Path) -> bool:
+def _is_token_store(path: PathLike) -> bool:
     """A manifest.json alone is not enough: other directories have one among their files."""
-    return is_store(path) and (path / VERSIONS).is_dir()
+    local = local_or_none(path)
+    if local is None:
+        return is_bucket_store(path)
+    return is_store(local) and (local / VERSIONS).is_dir()
 
 
 def _with_plugins() -> dict[str, Any]:

@@ -43,7 +43,6 @@ from penstock.sources.memory import IteratorSource, MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.sql import RangedRows, SqlSource
 from penstock.sources.store import StoreSource
-from penstock.store.shards import ShardReader, check_touched
 
 _READ_BYTES = 1 << 20
 _LEAST_LOOK, _LOOK_BYTES = 1 << 9, 1 << 16
@@ -113,7 +112,7 @@ class SplitReader(Protocol):
 def input_files(source: Any) -> list[tuple[str, int]]:
     """(name, bytes) of everything a source reads; `InputSplit.file` counts through this list."""
     if isinstance(source, StoreSource):
-        return [(str(source.path / shard.file), shard.bytes) for shard in source.manifest.shards]
+        return [(source.shard_place(number), shard.bytes) for number, shard in enumerate(source.manifest.shards)]
     if isinstance(source, MemorySource):
         return [(_IN_MEMORY, source.nbytes)]
     if isinstance(source, SqlSource) and source.has_key:
@@ -556,9 +555,7 @@ class _Shard:
     """A shard of a store, from row to row."""
 
     def __init__(self, source: StoreSource, number: int) -> None:
-        manifest = source.manifest
-        check_touched(source.path, manifest.shards[number])
-        self._reader = ShardReader(source.path, manifest.shards[number], manifest, mapped=False)
+        self._reader = source.open_shard(number)
         self._row = 0
         self._piece: tuple[int, pa.RecordBatch] | None = None
 

@@ -22,7 +22,7 @@ import xxhash
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.compression import inflate
-from penstock.files.filesystems import cut, is_remote, require_local, shown
+from penstock.files.filesystems import cut, is_object_url, is_remote, require_local, shown
 from penstock.files.listing import PathLike
 from penstock.files.objects import open_bucket
 from penstock.store.home import StoreHome, home_of, store_home
@@ -398,9 +398,25 @@ def bucket_stores(url: PathLike) -> list[str]:
     return [f"{folder}/{found}{query}" for found in stores]
 
 
+def is_bucket_store(path: PathLike) -> bool:
+    """True if a path is the URL of one store in an object store; a name that ends with `.store` is taken for one."""
+    if not is_object_url(path):
+        return False
+    address, query = cut(os.fspath(path).rstrip("/"))
+    name = address.rstrip("/").rpartition("/")[2]
+    if glob.has_magic(address) or "." in name:
+        return name.endswith(".store") and not glob.has_magic(address)
+    bucket, key = open_bucket(address.rstrip("/") + query)
+    return (
+        bool(key)
+        and bucket.info(f"{key}/{MANIFEST_NAME}") is not None
+        and next(bucket.objects(f"{key}/{VERSIONS}/"), None) is not None
+    )
+
+
 def refuse_remote_store(path: PathLike) -> None:
-    """Raise a ConfigError if a URL leads to a store: it would be taken for raw files."""
-    if not is_remote(path) or os.fspath(path).startswith("hf://"):
+    """Raise a ConfigError if a URL other than that of an object store leads to a store: it would be taken for files."""
+    if not is_remote(path) or is_object_url(path) or os.fspath(path).startswith("hf://"):
         return  # what the Hub has is fetched whole, and then it is local
     from penstock.files.remote import RemotePath, path_of  # for those who have URLs
 
@@ -417,8 +433,8 @@ def refuse_remote_store(path: PathLike) -> None:
         and (place / VERSIONS).is_dir()
     ):
         raise ConfigError(
-            f"{shown(place.url)!r} is a token store at a URL, and stores are read from local disk; copy the "
-            "directory to this machine with the tools of the storage, and pass the copy"
+            f"{shown(place.url)!r} is a token store at a URL, and stores are read from local disk and from "
+            "object stores (s3://, gs://, az://); copy the directory to one of these, and pass the copy"
         )
 
 

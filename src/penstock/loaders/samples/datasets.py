@@ -30,7 +30,7 @@ from penstock.sources.saved_dataset import SavedDatasetSource
 from penstock.sources.tables import readable, refuse_splits
 from penstock.store import Store, open_store
 from penstock.store.foreign.lookup import is_token_file
-from penstock.store.manifest import is_store, refuse_remote_store
+from penstock.store.manifest import is_bucket_store, is_store, refuse_remote_store
 
 logger = logging.getLogger(__name__)
 
@@ -391,7 +391,7 @@ def as_sample_dataset(
     if isinstance(dataset, (str, os.PathLike)):
         refuse_remote_store(dataset)
         local = local_or_none(dataset)
-        stored = local is not None and (is_store(local) or is_token_file(local))
+        stored = is_bucket_store(dataset) if local is None else is_store(local) or is_token_file(local)
         dataset = open_store(dataset) if stored else _table_at(dataset)
     refuse_splits(dataset)
     if isinstance(dataset, Store):

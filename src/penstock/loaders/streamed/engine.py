@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,11 +11,14 @@ from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
+from penstock.files.filesystems import is_object_url, shown
 from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, check_stores, pad_id_of, stores_at
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.sources.inputs import as_input
 from penstock.store import Store
 from penstock.store.foreign.base import ForeignStore
+from penstock.store.home import BucketHome
+from penstock.store.manifest import bucket_stores
 
 if TYPE_CHECKING:
     from penstock.corpus.recipe import Recipe
@@ -58,7 +62,15 @@ class StreamEngine:
             raise ConfigError(f"streaming must be True, False or StreamOptions(...), got {streaming!r}")
         if isinstance(paths, ForeignStore):
             raise ConfigError(f"{paths!r} is open and read in place, so there is nothing to stream; omit streaming=")
-        paths = paths.path if isinstance(paths, Store) else as_input(paths)  # once: it may be an iterator
+        if isinstance(paths, Store):
+            paths = paths.home.url if isinstance(paths.home, BucketHome) else paths.path
+        paths = as_input(paths)  # once: it may be an iterator
+        for path in paths if isinstance(paths, list) else ():
+            if is_object_url(path) and bucket_stores(path):
+                raise ConfigError(
+                    f"{shown(os.fspath(path))!r} is a store in a bucket, whose pieces are fetched as they are needed; "
+                    "leave out streaming=True"
+                )
         if options.sharding is not None:
             raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
         if not isinstance(options.shuffle, bool):
