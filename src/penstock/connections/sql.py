@@ -354,6 +354,8 @@ def _cut(url: str) -> tuple[str, str]:
     """The URL before its options, and these. A password may have a question mark in it: libpq takes it as it is."""
     before = re.match(r"[^:]*://[^/]*@", url)
     place = url.find("?", before.end() if before is not None else 0)
+    while place >= 0 and "@" in url[place:].partition("=")[0]:  # no name of an option: the password goes on
+        place = url.find("?", place + 1)
     return (url, "") if place < 0 else (url[:place], url[place + 1 :])
 
 

@@ -365,6 +365,7 @@ def test_a_wrong_password_is_an_error_that_does_not_show_it(
         "postgresql://pen:s3cret@h/db",
         "postgresql://pen:s3c@ret/s3cret@h/db",
         "postgresql://pen:s3cr?s3cret@h/db?sslmode=prefer",
+        "postgresql://pen:s3cret?s3/s3cret@h/db?sslmode=prefer",
         "postgresql://h/db?user=pen&password=s3cret",
         "snowflake://pen:s3cret@account/db?token=s3cret",
     ],
