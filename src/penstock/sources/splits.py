@@ -231,7 +231,7 @@ class _LineReader:
         self._source, self._split, self._at = source, split, at
         self._path = source.files[split.file]
         # Most last records of a split are read with it, where those seen so far are like them.
-        self._look = min(_LOOK_BYTES, 2 * source.record_bytes)
+        self._look = min(_LOOK_BYTES, source.record_bytes, max(_LEAST_LOOK, split.nbytes))
         self._ahead = RemoteReadAhead(
             [self._path],
             source.read_ahead_bytes,
@@ -331,7 +331,8 @@ class _LineReader:
         cutter = self._source.layout_of(self._split.file).cutter
         self._starts, self._stops = cutter.spans(np.frombuffer(raw.data, np.uint8))
         if len(self._starts):
-            self._source.record_bytes = max(_LEAST_LOOK, len(raw.data) // len(self._starts))
+            mean = len(raw.data) // len(self._starts)
+            self._source.record_bytes = max(_LEAST_LOOK, (7 * self._source.record_bytes + mean) // 8)
         if stop is not None:
             mine = int(np.searchsorted(self._starts, stop - self._first))
             self._starts, self._stops = self._starts[:mine], self._stops[:mine]
