@@ -415,8 +415,13 @@ def is_bucket_store(path: PathLike) -> bool:
 
 
 def refuse_remote_store(path: PathLike) -> None:
-    """Raise a ConfigError if a URL other than that of an object store leads to a store: it would be taken for files."""
-    if not is_remote(path) or is_object_url(path) or os.fspath(path).startswith("hf://"):
+    """Raise a ConfigError if a URL leads to stores that cannot be opened there: they would be taken for raw files."""
+    if is_object_url(path):
+        address = cut(os.fspath(path))[0].rstrip("/")
+        if address.endswith(".store") and glob.has_magic(address):
+            raise ConfigError(f"{shown(address)!r} is a URL of several stores; open them one by one, or with a loader")
+        return
+    if not is_remote(path) or os.fspath(path).startswith("hf://"):
         return  # what the Hub has is fetched whole, and then it is local
     from penstock.files.remote import RemotePath, path_of  # for those who have URLs
 
