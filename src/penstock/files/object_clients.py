@@ -97,7 +97,7 @@ def raise_for_panic(error: BaseException, where: str) -> None:
 
 
 def missing_credentials(scheme: str, options: Mapping[str, str]) -> str:
-    """What to set where a client has no credentials; empty if it has some."""
+    """Advice for a client without credentials; empty if it has some."""
     names, variables, wanted = _CREDENTIALS[_KINDS.get(scheme, scheme)]
     if any(name in options for name in names) or any(os.environ.get(name) for name in variables):
         return ""
