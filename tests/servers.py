@@ -13,6 +13,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -479,7 +480,8 @@ def all_servers() -> Iterator[dict[str, Server]]:
 
 
 def main() -> None:
-    with all_servers() as servers:
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with contextlib.suppress(KeyboardInterrupt), all_servers() as servers:
         s3 = servers["s3"]
         assert isinstance(s3, S3Server)
         for name, server in servers.items():
@@ -488,8 +490,7 @@ def main() -> None:
         for name, value in s3.environment.items():
             print(f"  export {name}={value}")
         print("\nCtrl-C ends them and deletes their data.", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            threading.Event().wait()
+        threading.Event().wait()
 
 
 if __name__ == "__main__":

@@ -14,12 +14,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import tokenizers
 from tests.buckets import download, names_in
 from tests.servers import ACCESS_KEY, SECRET_KEY, Proxy, S3Server, environment_of
 from typer.testing import CliRunner
 
 import penstock.files.object_lock as object_lock
 from penstock import Pipeline, PipelineConfig, PretrainDataLoader
+from penstock.chat.templates import load_template
 from penstock.cli.main import app
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
@@ -31,6 +33,7 @@ from penstock.sinks import JsonlSink, ParquetSink, StoreSink
 from penstock.sources import JsonlSource, MemorySource, StoreSource, open_source
 from penstock.store import open_store
 from penstock.testing import RowsSource
+from penstock.tokenizers.load import load_tokenizer
 
 ROWS = [{"n": number, "text": f"row {number} " * (number % 9)} for number in range(600)]
 EVERY = PipelineConfig(checkpoint_seconds=0, batch_rows=50, workers=1)
@@ -409,3 +412,31 @@ def test_a_store_in_a_bucket_is_shown_planned_and_read_as_a_source(s3_url: str, 
     for given in (url, f"{s3_url}/*.store", open_store(url)):
         with pytest.raises(ConfigError, match=r"store in a bucket.*leave out streaming=True"):
             PretrainDataLoader(given, streaming=True, batch_size=2)
+
+
+def test_a_tokenizer_and_a_template_are_read_from_a_bucket(s3_url: str, tmp_path: Path) -> None:
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    bucket, prefix = open_bucket(s3_url)
+    bucket.write(f"{prefix}/tok/tokenizer.json", made.to_str().encode())
+    bucket.write(f"{prefix}/tok/chat_template.jinja", b"{{ messages }}")
+    (tmp_path / "tokenizer.json").write_text(made.to_str())
+    local = load_tokenizer(tmp_path)
+    for url in (f"{s3_url}/tok/tokenizer.json", f"{s3_url}/tok", f"{s3_url}/tok/"):
+        loaded = load_tokenizer(url)
+        assert loaded.fingerprint == local.fingerprint
+        assert getattr(loaded, "chat_template", None) == "{{ messages }}"
+    assert load_template(f"{s3_url}/tok/chat_template.jinja", None).source == "{{ messages }}"
+    with pytest.raises(ConfigError, match=r"is not a tokenizer: there is no tokenizer.json"):
+        load_tokenizer(f"{s3_url}/nothing")
+    with pytest.raises(ConfigError, match=f"the template '{s3_url}/no.jinja' cannot be read"):
+        load_template(f"{s3_url}/no.jinja", None)
+
+
+def test_a_bucket_is_no_name_of_a_store_and_raw_files_are_not_nothing(s3_url: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}')
+    with pytest.raises(ConfigError, match="is a whole bucket; name a store in it"):
+        prepare(tmp_path / "a.jsonl", "s3://pen/", Recipe(tokenizer="byte"))
+    bucket, prefix = open_bucket(s3_url)
+    bucket.write(f"{prefix}/raw/a.jsonl", b"{}")
+    with pytest.raises(FileNotFoundError, match=r"is not a store: there is no manifest.json below it"):
+        open_store(f"{s3_url}/raw/")

@@ -25,6 +25,7 @@ from penstock._suggest import check_options, did_you_mean
 from penstock.chat.messages import THOUGHTS, Conversation, Message
 from penstock.chat.problems import RenderError
 from penstock.errors import ConfigError
+from penstock.files.filesystems import is_remote, shown
 from penstock.files.json_values import dumps, loads
 
 if TYPE_CHECKING:
@@ -168,6 +169,13 @@ def load_template(given: str | Path | None, own: str | None) -> TemplateSource:
         return _built_in(given)
     if isinstance(given, str) and ("{{" in given or "{%" in given):
         return _checked(TemplateSource("the given template", given, specials(given)))
+    if isinstance(given, str) and is_remote(given):
+        from penstock.files.remote import fetch  # for those who have URLs
+
+        try:
+            given = fetch(given)
+        except OSError as error:
+            raise ConfigError(f"the template {shown(given)!r} cannot be read: {error}") from error
     path = Path(given)
     if path.suffix in (".jinja", ".jinja2", ".j2") or isinstance(given, Path):
         try:

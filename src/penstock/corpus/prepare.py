@@ -269,6 +269,8 @@ class Workplace:
     """
 
     def __init__(self, out: Path | str) -> None:
+        if not isinstance(out, Path):
+            store_home(out)  # refuses a bucket without a name in it
         self._place = beside(out, ".", ".preparing")
         self.shown = shown_place(self._place)
 

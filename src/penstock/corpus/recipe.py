@@ -37,6 +37,7 @@ from penstock.corpus.raw_rows import (
 )
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.checksums import FileFingerprint
+from penstock.files.filesystems import is_remote, shown_place
 from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline import Source, Transform
 from penstock.sources import (
@@ -568,6 +569,8 @@ def _without_conflicts(source: Any, recipe: Recipe) -> Any:
 def _path_of(tokenizer: TokenizerSpec) -> str | None:
     if not isinstance(tokenizer, (str, Path)):
         return None
+    if is_remote(tokenizer):
+        return shown_place(str(tokenizer))
     path = Path(tokenizer).expanduser()
     return str(path.resolve()) if path.exists() else str(tokenizer)
 

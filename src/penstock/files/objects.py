@@ -10,7 +10,6 @@ then an error names the object. The clients are those of obstore, which work out
 
 from __future__ import annotations
 
-import configparser
 import contextlib
 import functools
 import logging
@@ -22,7 +21,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Self, TypeVar, cast
 from urllib.parse import parse_qsl, unquote
@@ -33,6 +31,7 @@ from penstock.errors import ChangedFileError, ConfigError, DataError
 from penstock.files import filesystems
 from penstock.files.filesystems import cut, is_object_url, scheme_of, shown
 from penstock.files.listing import PathLike
+from penstock.files.object_clients import aws_profile, check_endpoint, missing_credentials, raise_for_panic, said
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +39,8 @@ Answer = TypeVar("Answer")
 
 RETRY_SECONDS = 60.0
 """Longest time in which one request is tried again."""
+WARN_SECONDS = 3.0
+"""Time after which the log says that a request is tried again."""
 PART_BYTES = 8 << 20
 """Size of the parts of an upload, and of the requests for a long range. S3 takes parts of 5 MiB and more."""
 LEAST_PART_BYTES = 5 << 20
@@ -53,7 +54,6 @@ _MOST_RETRIES = 30
 _LONGEST_PART_BYTES = 64 << 20
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>(\w+)</Code>(?:.*?<Message>(.*?)</Message>)?", re.DOTALL)
 _LATER = ("408", "425", "429")
 _OPTIONS = {"endpoint_override": "endpoint", "access_key": "access_key_id", "secret_key": "secret_access_key"}
 """Options in the query of a URL that Arrow's file systems call otherwise."""
@@ -131,9 +131,12 @@ def _bucket(scheme: str, root: str, query: str, mark: int, retry_seconds: float 
     try:
         # `Bucket` asks again itself, also if a body is cut off.
         store = _client(scheme, name, options, retries=0, patience=retry_seconds or RETRY_SECONDS)
+    except ConfigError as error:
+        raise ConfigError(f"{scheme}://{name} cannot be opened: {error}") from None
     except Exception as error:  # noqa: BLE001 - obstore's errors have no common base here
         raise ConfigError(
-            f"{scheme}://{name} cannot be opened: {_said(error)}; check the options in the URL and the environment"
+            f"{scheme}://{name} cannot be opened: {said(error)}; check the options in the URL and the environment"
+            f"{missing_credentials(scheme, options)}"
         ) from None
     patience = retry_seconds or RETRY_SECONDS
     patient = functools.partial(_client, scheme, name, options, retries=_MOST_RETRIES, patience=patience)
@@ -158,6 +161,7 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, p
     }
     if scheme in ("gs", "gcs"):
         if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
+            check_endpoint("STORAGE_EMULATOR_HOST", emulator)
             options = {"base_url": emulator, "skip_signature": "true"} | options
             ways["client_options"]["allow_http"] = True
         return GCSStore(name, **options, **ways)
@@ -166,9 +170,13 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, p
         if account:
             options.setdefault("account_name", account.partition(".")[0])
         return AzureStore(container, **options, **ways)
-    environment = _profile() | {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
-    endpoint = endpoint or environment.get("AWS_ENDPOINT_URL_S3") or environment.get("AWS_ENDPOINT_URL")
+    environment = aws_profile() | {key: value for key, value in os.environ.items() if key.startswith("AWS_")}
+    endpoint_name = "endpoint"
+    for variable in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"):
+        if not endpoint and (endpoint := environment.get(variable)):
+            endpoint_name = variable
     if endpoint:
+        check_endpoint(endpoint_name, endpoint)
         options["endpoint"] = endpoint
     if allow_http or (endpoint or "").startswith("http://"):
         ways["client_options"]["allow_http"] = True
@@ -184,26 +192,6 @@ def _client(scheme: str, name: str, given: Mapping[str, str], *, retries: int, p
     return S3Store(name, **options, **ways)
 
 
-def _profile() -> dict[str, str]:
-    """Settings of the profile in `~/.aws` as the variables that mean the same."""
-    profile = os.environ.get("AWS_PROFILE", "default")
-    found: dict[str, str] = {}
-    for variable, default, section in (
-        ("AWS_CONFIG_FILE", "config", profile if profile == "default" else f"profile {profile}"),
-        ("AWS_SHARED_CREDENTIALS_FILE", "credentials", profile),
-    ):
-        parser = configparser.RawConfigParser()
-        path = Path(os.environ.get(variable) or Path.home() / ".aws" / default)
-        with contextlib.suppress(configparser.Error, OSError, UnicodeDecodeError):
-            parser.read(path, encoding="utf-8")
-        if parser.has_section(section):
-            found |= {f"AWS_{key.upper().removeprefix('AWS_')}": value for key, value in parser.items(section)}
-    if "AWS_ACCESS_KEY_ID" in os.environ:  # the environment comes first, and never half of it
-        for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
-            found.pop(name, None)
-    return found
-
-
 class Bucket:
     """The objects of one bucket. Safe to use from many threads; every method waits for its answer without the GIL."""
 
@@ -212,6 +200,7 @@ class Bucket:
     ) -> None:
         self.url, self._store, self._retry_seconds = url, store, retry_seconds
         self._make_patient, self._patient_store = patient, None
+        self._quiet_until = 0.0
 
     @property
     def options(self) -> dict[str, str]:
@@ -249,6 +238,9 @@ class Bucket:
                 return
             except Exception as error:  # noqa: BLE001 - raised again unless asking again helps
                 pause = self._wait(prefix, error, until, pause)
+            except BaseException as error:
+                raise_for_panic(error, shown(self.url_of(prefix)))
+                raise
 
     def list_folder(self, prefix: str = "") -> tuple[list[str], list[ObjectInfo]]:
         """Names directly below a prefix: folders, and objects."""
@@ -384,6 +376,9 @@ class Bucket:
                 return ask()
             except Exception as error:  # noqa: BLE001 - raised again unless asking again helps
                 pause = self._wait(key, error, until, pause, pinned=pinned)
+            except BaseException as error:
+                raise_for_panic(error, shown(self.url_of(key)))
+                raise
 
     def _wait(self, key: str, error: Exception, until: float, pause: float, *, pinned: bool = False) -> float:
         """Wait before a request is made again, and return the next pause; raise where it is of no use, or too late."""
@@ -391,11 +386,18 @@ class Bucket:
         where = shown(self.url_of(key))
         # While the interpreter ends, nobody waits for the answer, and the threads that ask would hold it up.
         if time.monotonic() + pause > until or not threading.main_thread().is_alive():
+            absent = missing_credentials(scheme_of(self.url), self.options)
             raise ConnectionError(
-                f"{where!r}: no whole answer within {self._retry_seconds or RETRY_SECONDS:g} s: {_said(error)}; check "
-                "the network and the address, or try again later"
+                f"{where!r}: no whole answer within {self._retry_seconds or RETRY_SECONDS:g} s: {said(error)}; check "
+                f"the network and the address, or try again later{absent}"
             ) from None
-        log.debug("%s: %s; asking again", where, _said(error))
+        now, limit = time.monotonic(), self._retry_seconds or RETRY_SECONDS
+        # A program that waits a minute looks like a hung one; many threads wait at once, and one line is enough.
+        if now - (until - limit) >= WARN_SECONDS and now >= self._quiet_until:
+            self._quiet_until = now + limit
+            log.warning("%s: %s; asking again for up to %g s", where, said(error), limit)
+        else:
+            log.debug("%s: %s; asking again", where, said(error))
         time.sleep(pause * (0.5 + random.random()))
         return min(2 * pause, _LONGEST_PAUSE)
 
@@ -418,20 +420,22 @@ class Bucket:
             raise _changed(where, gone=False) from None
         denied = (known.PermissionDeniedError, known.UnauthenticatedError, PermissionError)
         if isinstance(error, denied) or status in ("401", "403"):  # lists raise a GenericError
+            absent = missing_credentials(scheme_of(self.url), self.options)
             raise PermissionError(
-                f"{where!r} may not be used with these credentials: {_said(error)}; check the keys of the environment"
+                f"{where!r} may not be used with these credentials: {said(error)}; check the keys of the environment"
+                f"{absent}"
             ) from None
         if not isinstance(error, known.BaseError):
             raise error
         if status == "507":
-            raise OSError(f"{where!r} cannot be written: the store is full ({_said(error)}); make room there") from None
+            raise OSError(f"{where!r} cannot be written: the store is full ({said(error)}); make room there") from None
         permanent = status is not None and status[0] in "34" and status not in _LATER
         if (
             permanent
             or "builder error" in str(error)
             or isinstance(error, (known.NotSupportedError, NotImplementedError))
         ):
-            raise ConnectionError(f"{where!r} cannot be used: {_said(error)}") from None
+            raise ConnectionError(f"{where!r} cannot be used: {said(error)}") from None
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError("a Bucket cannot be pickled; pass its URL, and call open_bucket there")
@@ -558,7 +562,7 @@ class ObjectWriter:
             yield
         except Exception as error:  # noqa: BLE001 - raised again under the object's name
             self._bucket._raise_for(self.key, error)
-            raise ConnectionError(f"{self.name!r} cannot be written: {_said(error)}") from None
+            raise ConnectionError(f"{self.name!r} cannot be written: {said(error)}") from None
 
     def __enter__(self) -> Self:
         return self
@@ -581,15 +585,6 @@ def _info(found: Mapping[str, Any]) -> ObjectInfo:
 def _changed(url: str, *, gone: bool) -> ChangedObjectError:
     what = "it was deleted" if gone else "it was replaced by another object"
     return ChangedObjectError(what, file=shown(url))
-
-
-def _said(error: Exception) -> str:
-    """First sentence of a client's error, without its debug output, which is long and may hold more than it should."""
-    text = str(error)
-    if found := _CODE.search(text):
-        return f"{found[1]}{f' ({found[2]})' if found[2] else ''}"
-    first = text.partition("Debug source")[0].strip().replace("\n", " ")
-    return re.sub(r"^Generic \w+ error: ", "", first) or type(error).__name__
 
 
 def part_bytes_within(budget_bytes: int) -> int:

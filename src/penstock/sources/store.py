@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from penstock.errors import ConfigError, ResumeError
-from penstock.files.filesystems import is_object_url, shown
+from penstock.files.filesystems import is_object_url, shown_place
 from penstock.files.listing import PathLike
 from penstock.files.states import StateFormat
 from penstock.pipeline.stages import Origin, Source, State
@@ -47,7 +47,7 @@ class StoreSource(Source):
     ) -> None:
         self._url = os.fspath(path) if is_object_url(path) else None
         self._home = store_path(path) if self._url is None else None
-        self._shown = str(Path(path).expanduser()) if self._url is None else shown(self._url)
+        self._shown = str(Path(path).expanduser()) if self._url is None else shown_place(self._url)
         self._bucket_store: Store | None = None
         self._verify = check_verify(verify)
         self._columns = check_columns(columns)

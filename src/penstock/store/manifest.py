@@ -25,7 +25,7 @@ from penstock.files.compression import inflate
 from penstock.files.filesystems import cut, is_object_url, is_remote, require_local, shown
 from penstock.files.listing import PathLike
 from penstock.files.objects import open_bucket
-from penstock.store.home import StoreHome, home_of, store_home
+from penstock.store.home import BucketHome, StoreHome, home_of, store_home
 
 _KEY_VERSION = 1
 
@@ -365,7 +365,9 @@ def _nothing_there(home: StoreHome, version: int | None) -> Exception:
         looked = f" (looked from {Path.cwd()})"
     else:
         half = bool(home.list(BUILD) or home.list(SHARDS))
-        there = "there is no manifest.json below it" if half or numbers else "there are no objects below it"
+        inside = home.bucket.objects(home.key("")) if isinstance(home, BucketHome) else iter(())
+        empty = not (half or numbers) and next(inside, None) is None
+        there = "there are no objects below it" if empty else "there is no manifest.json below it"
         looked = ", though it has shards: its upload has not ended, or was cut off" if half and not numbers else ""
     if numbers:
         there += f", though it has the versions {numbers}: check one out"
@@ -415,8 +417,13 @@ def is_bucket_store(path: PathLike) -> bool:
 
 
 def refuse_remote_store(path: PathLike) -> None:
-    """Raise a ConfigError if a URL other than that of an object store leads to a store: it would be taken for files."""
-    if not is_remote(path) or is_object_url(path) or os.fspath(path).startswith("hf://"):
+    """Raise a ConfigError if a URL leads to stores that cannot be opened there: they would be taken for raw files."""
+    if is_object_url(path):
+        address = cut(os.fspath(path))[0].rstrip("/")
+        if address.endswith(".store") and glob.has_magic(address):
+            raise ConfigError(f"{shown(address)!r} is a URL of several stores; open them one by one, or with a loader")
+        return
+    if not is_remote(path) or os.fspath(path).startswith("hf://"):
         return  # what the Hub has is fetched whole, and then it is local
     from penstock.files.remote import RemotePath, path_of  # for those who have URLs
 

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +27,8 @@ import pyarrow as pa
 from penstock.arrays.ragged import MOST, Flags, Ints, Ragged, list_array, row_offsets, spliced
 from penstock.arrays.text import checked_text, pieces, utf8
 from penstock.errors import ConfigError, DataError
-from penstock.files.hub import fetch_tokenizer, is_repository_name
+from penstock.files.filesystems import cut, is_remote, local_or_none, shown
+from penstock.files.hub import TOKENIZER_FILES, fetch_tokenizer, is_repository_name
 from penstock.tokenizers.base import (
     REFERENCE_BYTES,
     Encoded,
@@ -387,7 +391,32 @@ def _loaded(spec: Any) -> Tokenizer:
     )
 
 
+def _from_url(url: str) -> Tokenizer:
+    """The tokenizer at a URL, read from local copies of its files, which are kept."""
+    from penstock.files.remote import fetch  # for those who have URLs
+
+    address, query = cut(url)
+    folder, _, name = address.rstrip("/").rpartition("/")
+    if "." in name and name != "tokenizer.json":
+        return _from_file(fetch(url))
+    folder = folder if name == "tokenizer.json" else address.rstrip("/")
+    copies: list[Path] = []
+    for each in (file for file in TOKENIZER_FILES if "*" not in file):
+        with contextlib.suppress(FileNotFoundError):
+            copies.append(fetch(f"{folder}/{each}{query}"))
+    if not copies:
+        raise ConfigError(
+            f"{shown(url)!r} is not a tokenizer: there is no tokenizer.json; pass the URL of a file, or of its folder"
+        )
+    with tempfile.TemporaryDirectory() as together:
+        for copy in copies:
+            shutil.copyfile(copy, Path(together) / copy.name)
+        return _from_directory(Path(together), name=folder.rpartition("/")[2])
+
+
 def _from_text(spec: str) -> Tokenizer:
+    if is_remote(spec) and local_or_none(spec) is None:
+        return _from_url(spec)
     path = Path(spec)
     if path.is_dir():
         return _from_directory(path)

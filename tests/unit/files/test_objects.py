@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -264,3 +265,74 @@ def test_a_full_store_is_named_at_once(s3_url: str, monkeypatch: pytest.MonkeyPa
     bucket, key = open_bucket(f"{s3_url}/k")
     with pytest.raises(OSError, match=r"/k' cannot be written: the store is full \(StorageFull\)"):
         bucket.write(key, b"1")
+
+
+@pytest.mark.parametrize("endpoint", ["127.0.0.1:36977", "http://127.0.0.1:36978x", "http://", "ftp://host"])
+def test_an_endpoint_that_is_no_address_is_named_with_its_variable(
+    endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment_of(endpoint).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=rf"AWS_ENDPOINT_URL is '{endpoint}', expected an address such as http://"):
+        open_bucket("s3://pen/x")
+    with pytest.raises(ConfigError, match=r"endpoint is 'http://127.0.0.1:1x', expected an address"):
+        open_bucket("s3://pen/x?endpoint=http://127.0.0.1:1x")
+
+
+def test_a_panic_of_the_client_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    import obstore
+
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise panic("InvalidPort")
+
+    monkeypatch.setattr(obstore, "head", fail)
+    monkeypatch.setattr(obstore, "list", fail)
+    bucket, _ = open_bucket("s3://pen/x?endpoint=http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"'s3://pen/x' cannot be used: the client failed \(InvalidPort\)"):
+        bucket.info("x")
+    with pytest.raises(ConfigError, match="the client failed"):
+        list(bucket.objects("x"))
+
+
+def test_the_cause_is_named_and_a_long_wait_is_logged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(objects, "WARN_SECONDS", 0.0)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))  # and not listening
+        for name, value in environment_of(f"http://127.0.0.1:{closed.getsockname()[1]}").items():
+            monkeypatch.setenv(name, value)
+        bucket, key = open_bucket("s3://pen/x", retry_seconds=0.7)
+        with pytest.raises(ConnectionError, match=r"'s3://pen/x': no whole answer within 0.7 s: connection refused"):
+            bucket.info(key)
+    logged = [line for line in caplog.messages if "asking again for up to 0.7 s" in line]
+    assert len(logged) == 1
+    assert logged[0].startswith("s3://pen/x: connection refused")
+
+
+@pytest.mark.parametrize(
+    ("url", "variable"),
+    [
+        ("s3://pen/x?endpoint=http://127.0.0.1:1", "AWS_ACCESS_KEY_ID"),
+        ("gs://pen/x", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://pen/x", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_the_variables_of_missing_credentials_are_named(
+    url: str, variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    import obstore
+
+    for name in os.environ:
+        if name.startswith(("AWS_", "GOOGLE_", "AZURE_", "STORAGE_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise obstore.exceptions.PermissionDeniedError("no token")
+
+    monkeypatch.setattr(obstore, "head", refuse)
+    with pytest.raises((PermissionError, ConfigError), match=f"there are no credentials: set {variable}"):
+        open_bucket(url)[0].info("x")

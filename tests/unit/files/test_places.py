@@ -36,8 +36,7 @@ from penstock.loaders.streamed.windows import StreamCounts
 from penstock.pipeline.config import PipelineConfig
 from penstock.rl.queue import RolloutQueue
 from penstock.sinks import CsvSink, JsonlSink, ParquetSink, StoreSink, open_sink
-from penstock.sources import MemorySource, open_source
-from penstock.sources.store import StoreSource
+from penstock.sources import MemorySource, StoreSource, open_source
 from penstock.store import open_store
 from penstock.store.history import prune, versions
 from penstock.store.reader import find_store
@@ -67,7 +66,6 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "cache_dir=": lambda url: PretrainDataLoader(SAMPLE / "documents.jsonl", "byte", 16, cache_dir=url),
     "Options(cache_dir=)": lambda url: Options(cache_dir=url),
     "quarantine of a stream": lambda url: StreamCounts("quarantine", url, None),  # type: ignore[arg-type]
-    "StoreSource": StoreSource,
     "find_store": lambda url: find_store(url, "key"),
     "DiskCache": DiskCache,
     "clear_copies": lambda url: clear_copies(cache_dir=url),
@@ -232,7 +230,7 @@ def bucket() -> Any:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_store_in_a_bucket_is_not_taken_for_raw_files(reader: str, bucket: str) -> None:
-    object_stores = () if reader in ("PretrainDataLoader", "open_inputs") else ("s3://b/x.store", "s3://b/*.store")
+    object_stores = () if reader in ("PretrainDataLoader", "open_inputs") else ("s3://b/*.store",)
     for url in (*object_stores, bucket):  # loaders read those of object stores
         with pytest.raises(ConfigError, match=r"\bURL\b"):
             READERS[reader](url)

@@ -11,7 +11,7 @@ from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
-from penstock.files.filesystems import is_object_url, shown
+from penstock.files.filesystems import is_object_url, name_of, shown
 from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, check_stores, pad_id_of, stores_at
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.sources.inputs import as_input
@@ -66,10 +66,10 @@ class StreamEngine:
             paths = paths.home.url if isinstance(paths.home, BucketHome) else paths.path
         paths = as_input(paths)  # once: it may be an iterator
         for path in paths if isinstance(paths, list) else ():
-            if is_object_url(path) and bucket_stores(path):
+            if is_object_url(path) and (name_of(path).endswith(".store") or bucket_stores(path)):
                 raise ConfigError(
-                    f"{shown(os.fspath(path))!r} is a store in a bucket, whose pieces are fetched as they are needed; "
-                    "leave out streaming=True"
+                    f"{shown(os.fspath(path))!r} is the URL of a store in a bucket, whose pieces are fetched as they "
+                    "are needed; leave out streaming=True"
                 )
         if options.sharding is not None:
             raise ConfigError("streaming=True assigns streams to ranks by number; leave out sharding=")
