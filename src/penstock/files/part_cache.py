@@ -71,9 +71,9 @@ class _Entry(NamedTuple):
 
 
 class PartCache:
-    """Parts by name, in a directory of at most `limit_bytes`. Safe to use from many threads and processes.
+    """Parts by name, in a directory of at most `limit_bytes`, which parts on their way may pass for a moment.
 
-    `get` returns a part as mapped memory, which stays valid when the part is evicted or the directory deleted. If the
+    Safe to use from many threads and processes. `get` returns a part as mapped memory, which stays valid when the part is evicted or the directory deleted. If the
     disk is full, the cache gets smaller; without any room, parts are held in memory by those who use them.
     """
 
