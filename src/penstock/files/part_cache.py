@@ -73,8 +73,9 @@ class _Entry(NamedTuple):
 class PartCache:
     """Parts by name, in a directory of at most `limit_bytes`, which parts on their way may pass for a moment.
 
-    Safe to use from many threads and processes. `get` returns a part as mapped memory, which stays valid when the part is evicted or the directory deleted. If the
-    disk is full, the cache gets smaller; without any room, parts are held in memory by those who use them.
+    Safe to use from many threads and processes. `get` returns a part as mapped memory, which stays valid when the part
+    is evicted or the directory deleted. If the disk is full, the cache gets smaller; without any room, parts are held
+    in memory by those who use them.
     """
 
     def __init__(self, directory: Path, limit_bytes: int) -> None:
