@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,9 +176,18 @@ def test_a_small_cache_fetches_each_byte_about_once_an_epoch_with_blocks(tmp_pat
     assert cache.evictions > 0
     assert cache.fetched_bytes < 1.05 * 2 * nbytes
     loader.close()
-    cache.evict()
-    there = [file for file in cache.directory.glob("??/*") if file.name[0] != "."]  # without those on their way
-    assert sum(file.stat().st_size for file in there) <= cache.limit_bytes
+    until = time.monotonic() + 30
+    while cached_bytes(cache.directory) > cache.limit_bytes and time.monotonic() < until:
+        cache.evict()  # parts on their way may pass the limit for a moment
+    assert cached_bytes(cache.directory) <= cache.limit_bytes
+
+
+def cached_bytes(directory: Path) -> int:
+    total = 0
+    for file in directory.glob("??/*"):
+        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
+            total += file.stat().st_size if file.name[0] != "." else 0
+    return total
 
 
 def test_ranks_and_processes_of_a_machine_fetch_a_part_once(stores: tuple[Path, str], tmp_path: Path) -> None:
@@ -238,7 +249,7 @@ def test_users_hear_once_that_a_cache_is_small(
 
 
 def test_streaming_refuses_a_store_in_a_bucket(stores: tuple[Path, str]) -> None:
-    with pytest.raises(ConfigError, match="token store at a URL"):
+    with pytest.raises(ConfigError, match="leave out streaming=True"):
         text(stores[1], streaming=True)
 
 
