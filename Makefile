@@ -47,6 +47,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/queue.py
 	$(BIN)/python benchmarks/rl.py
 	$(BIN)/python benchmarks/tabular.py
+	$(BIN)/python benchmarks/remote.py
 
 # Coverage-guided: FUZZ_SECONDS for each target, or `make fuzz FUZZ_TARGETS="jsonl yaml"`. Findings are in .fuzz/.
 fuzz: $(VENV)/.fuzz
