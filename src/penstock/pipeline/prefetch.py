@@ -294,14 +294,14 @@ class _Line(Generic[Item]):
         return None
 
 
-_MOST_THREADS_background = 8
+_MOST_BACKGROUND_THREADS = 8
 
 
 class Background:
     """Threads that start with the first piece of work, and end with `close`; more work starts them again."""
 
     def __init__(self, threads: int | None = None) -> None:
-        self.threads = min(available_cores(), _MOST_THREADS_background) if threads is None else threads
+        self.threads = min(available_cores(), _MOST_BACKGROUND_THREADS) if threads is None else threads
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 

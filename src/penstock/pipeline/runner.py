@@ -23,7 +23,7 @@ from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Block, Live, Origin, Publishing, Rejected, Sink, State
+from penstock.pipeline.stages import Block, Committing, Live, Origin, Publishing, Rejected, Sink, State
 from penstock.pipeline.workers import Workers
 
 
@@ -311,8 +311,7 @@ class SinkThread:
 
     def _consume_all(self) -> None:
         runner, delivery, checkpoint = self._runner, self._runner.delivery, self._checkpoint
-        commits = isinstance(self._sink, Publishing) or getattr(self._sink, "commits_rows", False)
-        if checkpoint is not None and checkpoint.saved is None and commits:
+        if checkpoint is not None and checkpoint.saved is None and isinstance(self._sink, Publishing | Committing):
             self._save(checkpoint)  # or a crash before the first checkpoint would leave rows that nobody knows of
         with closing(delivery.parcels()) as parcels:
             for parcel in parcels:

@@ -153,6 +153,13 @@ class Durable(Protocol):
 
 
 @runtime_checkable
+class Committing(Protocol):
+    """A durable sink whose checkpoints commit rows where others see them: its run must be known before the first."""
+
+    commits_rows: bool
+
+
+@runtime_checkable
 class Publishing(Protocol):
     """A sink that publishes rows permanently during the run, in order; `flush` publishes the rest."""
 

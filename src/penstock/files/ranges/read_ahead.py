@@ -220,12 +220,11 @@ class RemoteReadAhead:
             held += lane.request(min(self._part_bytes, self._allowed), aligned=True)
 
 
-class RemoteStream(io.RawIOBase):
-    """Bytes of a remote file from front to back."""
+class _SeekableFile(io.RawIOBase):
+    """A position in a remote file, which reading from it begins at."""
 
-    def __init__(self, ahead: RemoteReadAhead, file: RemoteFile, number: int, offset: int) -> None:
-        self._ahead, self._file, self._number, self._position = ahead, file, number, offset
-        self._start, self._data = 0, memoryview(b"")
+    _file: RemoteFile
+    _position = 0
 
     def readable(self) -> bool:
         return True
@@ -240,6 +239,14 @@ class RemoteStream(io.RawIOBase):
         base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}[whence]
         self._position = max(0, base + offset)
         return self._position
+
+
+class RemoteStream(_SeekableFile):
+    """Bytes of a remote file from front to back."""
+
+    def __init__(self, ahead: RemoteReadAhead, file: RemoteFile, number: int, offset: int) -> None:
+        self._ahead, self._file, self._number, self._position = ahead, file, number, offset
+        self._start, self._data = 0, memoryview(b"")
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -260,7 +267,7 @@ class RemoteStream(io.RawIOBase):
         super().close()
 
 
-class RangeFile(io.RawIOBase):
+class RangeFile(_SeekableFile):
     """Random access to a remote file. Ranges that were planned are requested before they are read."""
 
     def __init__(self, file: RemoteFile, window_bytes: int = WINDOW_BYTES) -> None:
@@ -347,20 +354,6 @@ class RangeFile(io.RawIOBase):
         self._lanes, self._starts = [], []
 
     # -- a file ------------------------------------------------------------------------------------------------------
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}[whence]
-        self._position = max(0, base + offset)
-        return self._position
 
     def read(self, size: int = -1) -> bytes:
         return bytes(self._take(size))
