@@ -251,7 +251,10 @@ class PostgresServer(Server):
         super().kill()
 
     def command(self) -> list[str]:
-        settings = ("fsync=off", "max_connections=60", "unix_socket_directories=")
+        settings = (
+            *("fsync=off", "max_connections=60", "unix_socket_directories="),
+            "dynamic_shared_memory_type=mmap",  # files of the data directory: a killed server leaves none in /dev/shm
+        )
         return [
             *(str(_postgres() / "postgres"), "-D", "data", "-h", "127.0.0.1", "-p", str(self.port)),
             *(part for setting in settings for part in ("-c", setting)),
