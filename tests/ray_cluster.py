@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 import types
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -355,6 +356,7 @@ class Keeper:
         self.holder: socket.socket | None = None
         self.waiting: deque[socket.socket] = deque()
         self.starts = 0
+        self.failure = ""
 
     def serve(self) -> None:
         """Answer clients until the last is gone. The first must come within a moment."""
@@ -366,7 +368,7 @@ class Keeper:
             os.environ["RAY_AUTH_TOKEN"] = (self.folder / "token").read_text()
             last = None
             try:
-                self._heal()
+                self._start()
                 while True:
                     readable, _, _ = select.select([listener, *self.clients], [], [], 30.0)
                     if not readable and not self.clients:
@@ -400,7 +402,7 @@ class Keeper:
         try:
             match request["do"]:
                 case "hello":
-                    answer = {"pid": os.getpid()}
+                    answer = {"error": self.failure} if self.failure else {"pid": os.getpid()}
                 case "take":
                     self.waiting.append(client)
                     answer = None
@@ -452,6 +454,12 @@ class Keeper:
 
     # -- nodes ---------------------------------------------------------------------------------------------------------
 
+    def _start(self) -> None:
+        try:
+            self._heal()
+        except RuntimeError as error:
+            self.failure = str(error)
+
     def _heal(self) -> None:
         """Start what is not alive; all anew if the head is not."""
         self._reap()
@@ -484,7 +492,7 @@ class Keeper:
         home.mkdir()
         log = home / "log"
         ip = f"127.0.0.{number + 1}"
-        where = ["--head", f"--port={ADDRESS.rpartition(':')[2]}", "--include-dashboard=false"]
+        where = ["--head", f"--port={ADDRESS.rpartition(':')[2]}", "--include-dashboard=false", "--no-monitor"]
         sys.argv = [
             *("ray", "start", "--block", *(where if number == 0 else [f"--address={ADDRESS}"])),
             *(f"--node-ip-address={ip}", f"--temp-dir={home}", f"--num-cpus={CPUS}"),
@@ -496,7 +504,8 @@ class Keeper:
             self.nodes[number] = pid
             return log
         try:
-            _die_with_parent()
+            _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            _prctl(_CHILD_SUBREAPER, 1)  # a worker whose raylet died is still found below the node
             os.setsid()
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(descriptor, 1)
@@ -538,19 +547,48 @@ class Keeper:
             raise ValueError(f"node {number} is not alive; alive are {sorted(self.nodes)}")
         process = psutil.Process(self.nodes.pop(number))
         process.suspend()  # or it would end its children one by one, with time to say goodbye
-        while children := [one for one in process.children(recursive=True) if one.status() != psutil.STATUS_ZOMBIE]:
-            for one in children:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    one.kill()
-            psutil.wait_procs(children, timeout=0.05)
+        _kill_below(process)
         process.kill()
         os.waitpid(process.pid, 0)
 
 
-def _die_with_parent() -> None:
-    libc = ctypes.CDLL(None)
-    libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    libc.prctl(36, 1)  # PR_SET_CHILD_SUBREAPER: a worker whose raylet died is still found below the node
+def _supervise(folder: Path, nodes: int) -> None:
+    """Run a keeper; should it be killed, end what it leaves: agents of Ray outlive their raylet."""
+    _prctl(_CHILD_SUBREAPER, 1)
+    if not (keeper := os.fork()):
+        try:
+            _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            Keeper(folder, nodes).serve()
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(0)
+    os.waitpid(keeper, 0)
+    _kill_below(psutil.Process())
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _kill_below(process: psutil.Process) -> None:
+    """SIGKILL of all its descendants."""
+    while children := [one for one in process.children(recursive=True) if _is_running(one)]:
+        for one in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
+        time.sleep(0.01)
+
+
+def _is_running(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+_PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36
+
+
+def _prctl(option: int, value: int) -> None:
+    ctypes.CDLL(None).prctl(option, value)
 
 
 # -- programs ----------------------------------------------------------------------------------------------------------
@@ -570,7 +608,7 @@ def _call(file: str, name: str, *arguments: str) -> None:
 def main(arguments: list[str]) -> int:
     match arguments:
         case ["--keeper", folder, nodes]:
-            Keeper(Path(folder), int(nodes)).serve()
+            _supervise(Path(folder), int(nodes))
         case ["--function", file, name, *rest]:
             _call(file, name, *rest)
         case [_, *_]:
