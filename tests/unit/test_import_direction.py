@@ -27,6 +27,7 @@ LEVELS = [
     "sources sinks transforms",
     "chat",
     "corpus",
+    "engines",
     "batching",
     "observe",
     "templates config",
