@@ -21,6 +21,7 @@ The built-in second parents let callers catch what they already know.
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 __all__ = [
@@ -43,7 +44,15 @@ __all__ = [
 
 
 class PenstockError(Exception):
-    """The root of the tree: catch this to catch all of it."""
+    """The root of the tree: catch this to catch all of it.
+
+    Errors pickle whole, so that those of another process arrive with their fields: a constructor that takes other
+    arguments than the message is not called again.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reduced: Any = super().__reduce__()
+        return _rebuilt, (type(self), *reduced[1]), *reduced[2:]
 
 
 class ConfigError(PenstockError, ValueError):
@@ -138,6 +147,12 @@ class UnfinishedJobError(PenstockError, RuntimeError):
 
 class PluginError(PenstockError, ImportError):
     """An entry point that cannot be loaded, or is not what its group asks for."""
+
+
+def _rebuilt(kind: type[PenstockError], *arguments: Any) -> PenstockError:
+    """An error as it was before the rest of its state is set."""
+    own_constructor = isinstance(kind.__init__, FunctionType)
+    return kind.__new__(kind, *arguments) if own_constructor else kind(*arguments)
 
 
 def place(file: str | None, row: int | None, offset: int | None) -> str:
