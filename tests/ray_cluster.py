@@ -221,7 +221,9 @@ class RayCluster:
                 break
             if time.monotonic() > until or not folder.exists():
                 connection.close()
-                raise RuntimeError(f"no keeper of a Ray cluster in {folder}:\n{_tail(folder / 'log')}")
+                said = _tail(folder / "log")
+                shutil.rmtree(folder, ignore_errors=True)
+                raise RuntimeError(f"the keeper of the Ray cluster did not start:\n{said}")
             time.sleep(0.02)
         self._socket, self.folder = connection, folder
         try:

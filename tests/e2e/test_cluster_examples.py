@@ -20,6 +20,11 @@ CLUSTER = EXAMPLES.parent / "cluster"
 SAMPLE = EXAMPLES.parent / "sample"
 GLOBAL_BATCH = 12
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+RAY_TRAIN = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # of busy machines
+}
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -63,7 +68,7 @@ def assert_trained_on_every_batch_once(folder: Path, steps: int, ranks: list[int
 
 def test_ray_train_resumes_on_another_number_of_workers(ray_cluster: RayCluster, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with ray_cluster.popen(CLUSTER / "ray_train_loop.py", tmp_path, **ENVIRONMENT) as driver:
+    with ray_cluster.popen(CLUSTER / "ray_train_loop.py", tmp_path, **ENVIRONMENT, **RAY_TRAIN) as driver:
         printed = driver.result()
     assert "'step': 4, 'workers': 2" in printed
     assert "'step': 6, 'workers': 1" in printed
