@@ -31,6 +31,7 @@ services: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/shellcheck examples/cluster/*.sh examples/cluster/*.sbatch
 	$(BIN)/mypy
 
 format: $(VENV)/.dev
