@@ -119,6 +119,8 @@ class Mixture:
         ]
         self._changes = [part.step * samples_per_step for part in self._parts]
         self._order = lru_cache(maxsize=32)(self._make_order)
+        self._current: tuple[tuple[int, int], Any, Any, MixOrder | None] | None = None
+        """The order of the last draw, found without hashing what is owed to all sources."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Cached orders are not pickled.
@@ -145,13 +147,14 @@ class Mixture:
             if order is None:
                 break
             wanted = min(stop, self._next_change(state.position)) - state.position
-            relative = [now - then for now, then in zip(state.counts, state.base)]
+            relative: Sequence[int] = state.counts
+            if state.start:
+                relative = [now - then for now, then in zip(state.counts, state.base)]
             sources = order.draw(state.position, relative, wanted)
-            for i, limit in enumerate(limits or ()):
-                if limit is not None and i not in state.out:
-                    sources = sources[: _end_of(sources, i, limit - state.counts[i])]
+            for i, left in _near(state, limits or (), wanted):
+                sources = sources[: _end_of(sources, i, left)]
             pieces.append(sources)
-            state = self._moved(state, np.bincount(sources, minlength=len(self.names)).tolist())
+            state = self._moved(state, sources)
         return np.concatenate(pieces), state
 
     def seek(self, position: int, limits: Limits | None = None) -> Drawn:
@@ -192,10 +195,15 @@ class Mixture:
         if limits is not None and (full := _reached(state.counts, limits, state.out)):
             out = tuple(sorted((*state.out, *full)))
             state = replace(state, start=state.position, base=state.counts, owed=(), out=out)
-        return state, self._order(part, state.start, state.owed, state.out)
+        current = self._current
+        if current is None or current[0] != (part, state.start) or current[1:3] != (state.owed, state.out):
+            order = self._order(part, state.start, state.owed, state.out)
+            current = self._current = (part, state.start), state.owed, state.out, order
+        return state, current[3]
 
     def _make_order(self, part: int, start: int, owed: tuple[Fraction, ...], out: tuple[int, ...]) -> MixOrder | None:
-        left = self._parts[part].only(i for i in range(len(self.names)) if i not in out)
+        gone = set(out)
+        left = self._parts[part].only(i for i in range(len(self.names)) if i not in gone)
         if left is None:
             return None
         return MixOrder(weight_segments(left, self.samples_per_step), start, self.samples_per_step, owed)
@@ -210,9 +218,11 @@ class Mixture:
     def _counts_at(self, state: Drawn, order: MixOrder, position: int) -> tuple[int, ...]:
         return tuple(then + more for then, more in zip(state.base, order.counts(position)))
 
-    def _moved(self, state: Drawn, more: Sequence[int]) -> Drawn:
-        counts = tuple(count + new for count, new in zip(state.counts, more))
-        return replace(state, position=state.position + sum(more), counts=counts)
+    def _moved(self, state: Drawn, sources: npt.NDArray[np.int64]) -> Drawn:
+        counts = list(state.counts)
+        for source, more in zip(*(found.tolist() for found in np.unique(sources, return_counts=True))):
+            counts[source] += more
+        return replace(state, position=state.position + len(sources), counts=tuple(counts))
 
     def _check(self, state: Drawn, limits: Limits | None) -> None:
         if len(state.counts) != len(self.names):
@@ -239,8 +249,15 @@ def _short(debts: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 def _reached(counts: Sequence[int], limits: Limits, out: Sequence[int]) -> list[int]:
     """Sources that have reached their limit and are not out yet."""
-    pairs = enumerate(zip(counts, limits))
-    return [i for i, (count, limit) in pairs if limit is not None and count >= limit and i not in out]
+    pairs, gone = enumerate(zip(counts, limits)), set(out)
+    return [i for i, (count, limit) in pairs if limit is not None and count >= limit and i not in gone]
+
+
+def _near(state: Drawn, limits: Limits, count: int) -> list[tuple[int, int]]:
+    """Sources that `count` samples could bring to their limit, and the samples they have left."""
+    pairs, gone = enumerate(zip(state.counts, limits)), set(state.out)
+    left = ((i, limit - used) for i, (used, limit) in pairs if limit is not None and i not in gone)
+    return [(i, most) for i, most in left if most <= count]
 
 
 def _end_of(sources: npt.NDArray[np.int64], source: int, left: int) -> int:

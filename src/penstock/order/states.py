@@ -17,6 +17,8 @@ from penstock.order.positions import Position
 from penstock.order.sample_orders import OrderPosition
 
 STATE = StateFormat("plan", "a loader of prepared data")
+_MOST_PLANNED = 16
+"""Sources whose windows are planned to check a state."""
 _MOST_EDIT_BYTES = 2048
 """Edits that take more are left out of the state; they have to be made again before it is loaded."""
 
@@ -57,7 +59,10 @@ def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = F
 
 
 def _check_position(plan: Plan, position: Position) -> None:
-    """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next."""
+    """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next.
+
+    Of many sources only some are needed next: there, a cursor behind its window is refused when it is read.
+    """
     cursors, starts, drawn, count = position.cursors, position.epoch_starts, position.drawn, len(plan.sources)
     if len(cursors) != count or len(starts) != count:
         raise _damaged(f"it has {len(cursors)} places and {len(starts)} marks for {count} sources")
@@ -69,6 +74,8 @@ def _check_position(plan: Plan, position: Position) -> None:
             raise _damaged(f"window {cursor.window} of {source.name!r} does not exist; it has {windows}")
         if start.window >= windows or start.epoch > cursor.epoch:
             raise _damaged(f"the epoch of {source.name!r} begins after its cursor")
+        if count > _MOST_PLANNED and source.order.even is None:
+            continue
         if cursor.index and cursor.index >= (size := source.order.size_of(cursor.epoch, cursor.window)):
             raise _damaged(f"sample {cursor.index} of a window of {source.name!r} does not exist; it has {size}")
     if drawn is None and not 0 <= cursors[0].epoch - position.epoch <= 1:
