@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -65,21 +65,27 @@ class Drawn:
         try:
             position, counts, start, base, owed, out = data
             debts = tuple(Fraction(debt, owed[0]) for debt in owed[1:])
-            state = cls(position, tuple(counts), start, tuple(base) or (0,) * len(counts), debts, tuple(out))
-            whole = (position, start, *state.counts, *state.base, *out)
-            valid = all(type(number) is int and number >= 0 for number in whole) and (
-                sum(state.counts) == position
-                and sum(state.base) == start
-                and len(state.base) == len(state.counts)
-                and len(debts) in (0, len(counts))
-                and all(here <= now for here, now in zip(state.base, state.counts))
-                and all(source < len(counts) for source in out)
-            )
+            return cls(position, tuple(counts), start, tuple(base) or (0,) * len(counts), debts, tuple(out)).checked()
         except (TypeError, ValueError, ZeroDivisionError, IndexError) as e:
+            if isinstance(e, ResumeError):
+                raise
             raise ResumeError(f"not the state of a mixture: {e}; expected what Drawn.to_json() returns") from None
-        if not valid:
-            raise ResumeError(f"damaged state of a mixture: {data!r}; its counts do not match its position")
-        return state
+
+    def checked(self) -> Drawn:
+        """The same; an error if it is no state of any mixture."""
+        count = len(self.counts)
+        valid = all(type(n) is int and n >= 0 for n in (self.position, self.start, *self.counts, *self.base, *self.out))
+        if not valid or not (
+            sum(self.counts) == self.position
+            and sum(self.base) == self.start
+            and len(self.base) == count
+            and len(self.owed) in (0, count)
+            and all(here <= now for here, now in zip(self.base, self.counts))
+            and all(source < count for source in self.out)
+        ):
+            shown = [self.position, list(self.counts), self.start, list(self.base)]
+            raise ResumeError(f"damaged state of a mixture: {shown!r:.400}; its counts do not match its position")
+        return self
 
 
 class Mixture:
@@ -186,12 +192,38 @@ class Mixture:
             return tuple(map(Fraction, state.base))
         return tuple(base + more for base, more in zip(state.base, order.targets(state.position)))
 
+    def expected(self, position: int) -> list[Fraction]:
+        """Sum of the weights of each source up to a position, whatever was drawn and whichever sources ended."""
+        found = [Fraction(0)] * len(self.names)
+        for order, stop in self._plain_orders(position):
+            found = [before + more for before, more in zip(found, order.targets(stop))]
+        return found
+
+    def expected_whole(self, position: int) -> npt.NDArray[np.int64]:
+        """About the same in whole samples, rounded down at every change: cheaper for many sources."""
+        found = np.zeros(len(self.names), np.int64)
+        for order, stop in self._plain_orders(position):
+            found += np.array(order.whole_targets(stop), np.int64)
+        return found
+
+    def _plain_orders(self, position: int) -> Iterator[tuple[MixOrder, int]]:
+        """Order of each part of the schedule up to a position, without debts, and the end of the part."""
+        for part, start in enumerate(self._changes):
+            stop = min(position, self._next_change(start))
+            if start < stop and (order := self._order(part, start, (), ())) is not None:
+                yield order, stop
+
+    @staticmethod
+    def debts(owed: Sequence[Fraction]) -> tuple[Fraction, ...]:
+        """Debts as a state keeps them; none if nothing is owed."""
+        return _short(owed) if any(owed) else ()
+
     def _settle(self, state: Drawn, limits: Limits | None) -> tuple[Drawn, MixOrder | None]:
         """State at the start of a new segment, if a change or a limit is at this position; and the segment's order."""
         part = self._part_at(state.position)
         if part != self._part_at(state.start):
-            owed = _short([target - count for target, count in zip(self.targets(state), state.counts)])
-            state = replace(state, start=state.position, base=state.counts, owed=owed if any(owed) else ())
+            owed = self.debts([target - count for target, count in zip(self.targets(state), state.counts)])
+            state = replace(state, start=state.position, base=state.counts, owed=owed)
         if limits is not None and (full := _reached(state.counts, limits, state.out)):
             out = tuple(sorted((*state.out, *full)))
             state = replace(state, start=state.position, base=state.counts, owed=(), out=out)

@@ -98,6 +98,7 @@ class Order(ABC):
         self.table, self.shuffle, self.seed, self.name = table, shuffle, seed, name
         self._planned: OrderedDict[tuple[int, int], Samples] = OrderedDict()
         self._slice: _WindowSlice | None = None
+        self._last_permutation: tuple[tuple[int, int], Permutation] | None = None
         self._ends: dict[int, array[int]] = {}
         """Samples up to the end of each window of an epoch, as far as windows were counted."""
 
@@ -234,10 +235,18 @@ class Order(ABC):
     def _permutation(self, size: int, epoch: int, *what: int | str) -> Permutation | None:
         if not self.shuffle or not size:
             return None
+        last, asked = self._last_permutation, (size, epoch)
+        if not what and last is not None and last[0] == asked:
+            return last[1]
         key = derive_key(self.seed, self.name, epoch, *what)
-        if isinstance(self.shuffle, BlockShuffle) and not what:
-            return self.shuffle.permutation(size, self.table.tokens, key)
-        return Permutation(size, key)
+        if what:
+            return Permutation(size, key)
+        if isinstance(self.shuffle, BlockShuffle):
+            found: Permutation = self.shuffle.permutation(size, self.table.tokens, key)
+        else:
+            found = Permutation(size, key)
+        self._last_permutation = asked, found
+        return found
 
     def _shuffled(self, size: int, epoch: int, *what: int | str, low: int = 0, high: int | None = None) -> Ints:
         """Entries `low` to `high` of the shuffled numbers below `size`."""
