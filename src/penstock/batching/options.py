@@ -23,7 +23,7 @@ from penstock.batching.backends import get_backend
 from penstock.batching.collate import FIELDS
 from penstock.batching.context import SLICINGS, ContextSlice, Slicing
 from penstock.connections.shared_cache import CacheSpec, SharedCache, require_cache_dir, shared_cache
-from penstock.distributed.mesh import MeshPosition, find_position, read_mesh
+from penstock.distributed.mesh import MeshPosition, check_data_group, find_position, read_mesh
 from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.sharding import Contiguous, Sharding
 from penstock.errors import ConfigError
@@ -94,6 +94,7 @@ class Shard:
     def find_position(self) -> MeshPosition:
         """Position of this process in the mesh; without sizes of one, its data rank alone."""
         if not self._sized:
+            check_data_group(self.group)
             parallel = self.model_parallel_size
             return MeshPosition(find_rank(self.rank, self.world_size, model_parallel_size=parallel, group=self.group))
         if self.group is not None or self.model_parallel_size != 1:

@@ -117,6 +117,16 @@ def read_mesh(mesh: Any) -> MeshPosition:
     raise ConfigError(f"expected a torch DeviceMesh or a jax Mesh, got {mesh!r}; or pass the sizes dp=, cp=, tp=, pp=")
 
 
+def check_data_group(group: Any) -> None:
+    """Refuse a mesh as data-parallel group whose dimensions share samples: each of their ranks would get others."""
+    shared = [name for name in getattr(group, "mesh_dim_names", None) or () if _KINDS.get(name, "dp") != "dp"]
+    if shared:
+        raise ConfigError(
+            f"group= is the data-parallel part of a mesh, and ranks of {shared[0]!r} in {group} share samples; pass "
+            "shard=Shard.from_mesh(mesh), or the data dimensions alone, such as group=mesh['dp']"
+        )
+
+
 def _kinds(names: Iterable[str], mesh: Any) -> list[str]:
     """Kind of each dimension: dp, cp, tp or pp."""
     found = []

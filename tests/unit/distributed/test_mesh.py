@@ -143,6 +143,12 @@ def test_sizes_that_do_not_fit_are_refused(
         Shard(**sizes).find_rank()
 
 
+def test_a_whole_mesh_is_no_data_parallel_group() -> None:
+    with pytest.raises(ConfigError, match=r"'tp'.*from_mesh.*mesh\['dp'\]"):
+        Shard(group=TorchMesh({"dp": 2, "tp": 2}, (1, 1))).find_rank()
+    assert Shard(group=TorchMesh({"replicate": 2, "other": 2}, (1, 0))).find_rank() == Rank(2, 4)
+
+
 def test_sizes_go_with_the_rank_of_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "5")
     monkeypatch.setenv("WORLD_SIZE", "8")
