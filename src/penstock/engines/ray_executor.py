@@ -12,7 +12,7 @@ import queue
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -238,9 +238,11 @@ class RayExecutor:
                     self._board_answers = True
                     if future.exception() is None:
                         self._hear(future.result())
-                elif (sent := self._sent.pop(number, None)) is not None:
-                    yield self._outcome(sent, future)
+                elif (sent := self._sent.get(number)) is not None:
+                    outcome = self._outcome(sent, future)
+                    del self._sent[number]
                     self._places.pop(sent.task.name, None)
+                    yield outcome
                 item = self._ended.get_nowait()
 
     def _outcome(self, sent: _Sent, future: Future[Any]) -> Outcome:
@@ -251,6 +253,7 @@ class RayExecutor:
         self._last_room = time.monotonic()
         answer = future.result()
         node = self._table.name(answer["node"])
+        self._log(answer.get("lines", ()))
         if "absent" in answer:
             fault = error_of([(node, NodeFault(ABSENT, answer["absent"]))], versions_here())
             return Outcome(task, error=fault, node=node, seconds=seconds)
@@ -348,6 +351,9 @@ class RayExecutor:
         for task, node, process in told["began"]:
             if task in running:
                 self._places[task] = (node, process)
-        for (name, level, text, node), count in told["lines"]:
-            self._lines.add(name, level, text, self._table.name(node), count)
+        self._log(told["lines"])
         self._lines.lost += told["lost"]
+
+    def _log(self, lines: Iterable[Any]) -> None:
+        for (name, level, text, node), count in lines:
+            self._lines.add(name, level, text, self._table.name(node), count)

@@ -125,7 +125,8 @@ def run_task(setup: Mapping[str, Any], fields: dict[str, Any], node: str) -> dic
             answer: dict[str, Any] = {"result": _job.work(Task(**fields))}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver decides
         answer = {"error": pickled_error(error, f"in {fields['name']} on {_node_name(node)}")}
-    return {"node": node, "seconds": time.monotonic() - since, **answer}
+    lines = _job.teller.take_lines() if _job is not None else []
+    return {"node": node, "seconds": time.monotonic() - since, "lines": lines, **answer}
 
 
 def _node_name(node: str) -> str:
@@ -158,8 +159,8 @@ def unpickled_error(payload: bytes) -> Exception:
         chain, note = pickle.loads(payload)  # noqa: S301 - written by a task of this job
     except Exception as error:  # noqa: BLE001 - a class that only the worker has
         return RemoteError(f"a task failed, and its error cannot be loaded here: {type(error).__name__}: {error}")
-    for error, cause in pairwise(chain):
-        error.__cause__ = cause
+    for raised, cause in pairwise(chain):
+        raised.__cause__ = cause
     chain[0].add_note(note)
     if not isinstance(chain[0], Exception):
         return RemoteError(f"{type(chain[0]).__name__}: {chain[0]}", type(chain[0]).__name__)
@@ -167,14 +168,19 @@ def unpickled_error(payload: bytes) -> Exception:
 
 
 class _Teller(logging.Handler):
-    """Handler of penstock's log lines in a worker; tells the board which task runs here, and its lines."""
+    """Handler of penstock's log lines in a worker.
+
+    Lines travel with the answer of a task, and those of a task that runs on go to the board, which also learns where a
+    task began: what a task that kills its process has said is known.
+    """
 
     def __init__(self, board: str, node: str, level: int) -> None:
         super().__init__(level)
         self._board_name, self._node = board, node
         self._board: Any = None
         self._lines: dict[tuple[Any, ...], int] = {}
-        self._sent = 0.0
+        self._lost = 0
+        self._told_at = 0.0
 
     @contextlib.contextmanager
     def heard(self, task: str) -> Iterator[None]:
@@ -191,21 +197,29 @@ class _Teller(logging.Handler):
             logger.removeHandler(self)
             logger.setLevel(level)
             logger.propagate = propagate
-            if self._lines:
-                self._tell(None)
+
+    def take_lines(self) -> list[Any]:
+        """Lines since the last call, each with the number of times it came."""
+        lines, self._lines = list(self._lines.items()), {}
+        if self._lost:
+            text = f"{self._lost:,} more log lines of this task are not shown"
+            lines.append(((__name__, logging.WARNING, text, self._node), 1))
+            self._lost = 0
+        return lines
 
     def emit(self, record: logging.LogRecord) -> None:
         line = (record.name, record.levelno, self.format(record), self._node)
         if line in self._lines or len(self._lines) < _MOST_LINES:
             self._lines[line] = self._lines.get(line, 0) + 1
-        if time.monotonic() - self._sent > _FLUSH_SECONDS:
+        else:
+            self._lost += 1
+        if time.monotonic() - self._told_at > _FLUSH_SECONDS:
             self._tell(None)
 
     def _tell(self, began: list[Any] | None) -> None:
-        """Fire and forget: lines are lost if the board is, and the task goes on."""
+        """Fire and forget: a task goes on without the board."""
+        self._told_at = time.monotonic()
         with contextlib.suppress(Exception):
             if self._board is None:
                 self._board = require("ray", "ray").get_actor(self._board_name)
-            lines, self._lines = list(self._lines.items()), {}
-            self._sent = time.monotonic()
-            self._board.tell.remote(began, lines)
+            self._board.tell.remote(began, self.take_lines())
