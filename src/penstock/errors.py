@@ -13,6 +13,7 @@
     ├── QueueNotFoundError (FileNotFoundError)  a queue directory, or its metadata, that is not there
     ├── StaleQueueError  (ValueError)       a queue, or a file in one, made with other metadata
     ├── ResumeError      (ValueError)       a state that belongs to another pipeline, or is damaged
+    ├── UnfinishedJobError (RuntimeError)   a part of a job is done, and other processes have to do the rest
     └── PluginError      (ImportError)      an entry point that cannot be loaded or used
 
 The built-in second parents let callers catch what they already know.
@@ -38,6 +39,7 @@ __all__ = [
     "StaleQueueError",
     "StalledError",
     "StoppedError",
+    "UnfinishedJobError",
 ]
 
 
@@ -137,6 +139,10 @@ class StaleQueueError(PenstockError, ValueError):
 
 class ResumeError(PenstockError, ValueError):
     """A saved state that belongs to another pipeline, another version, or is damaged."""
+
+
+class UnfinishedJobError(PenstockError, RuntimeError):
+    """A part of a job is done, and the rest is the work of other processes, or of `penstock join`."""
 
 
 class PluginError(PenstockError, ImportError):

@@ -83,8 +83,8 @@ class RayExecutor:
         self._runtime_env = dict(runtime_env) if runtime_env else None
         self._connect_seconds, self._probe_seconds, self._head_seconds = connect_seconds, probe_seconds, head_seconds
         self._ray: Any = None
-        self._owned = False
-        self._lost = False
+        self._setup: Any = None
+        self._owned = self._lost = self._closed = False
         self._table = NodeTable(cpus_per_task, memory_bytes)
         self._waiting: deque[Task] = deque()
         self._sent: dict[int, _Sent] = {}
@@ -100,19 +100,23 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        """Tasks that run at once on the nodes that are alive now; nodes may join and leave."""
+        """Tasks that run at once on the nodes that are alive now; nodes may join and leave. Connects if need be."""
+        self._open()
         return self._table.slots
+
+    @property
+    def room(self) -> int:
+        """Tasks that Ray is given at once: some more than run, so that an autoscaler sees demand."""
+        return self.max_in_flight or max(2 * self.slots, self.slots + 4)
 
     def start(self, work: Work, checks: Mapping[str, Any]) -> None:
         """Connect, check every node, and make the work known to the cluster."""
-        if self._ray is not None:
+        if self._setup is not None:
             raise RuntimeError("the executor has been started before; make a new one for each job")
-        ray = require("ray", "ray")
         payload = np.frombuffer(pickled(work), np.uint8)
-        self._owned = connect(self.address, self._runtime_env, self._connect_seconds)
-        self._ray = ray
+        self._open()
+        ray = self._ray
         try:
-            self._table.start(ray)
             name = f"penstock-{secrets.token_hex(8)}"
             setup = {
                 "job": name,
@@ -140,6 +144,15 @@ class RayExecutor:
                 "no node of the cluster has room for a task (%s): %s; waiting for one to join",
                 *(self._table.wanted, self._table.described() or "it has no nodes with CPUs"),
             )
+
+    def _open(self) -> None:
+        """Connect, unless that is done."""
+        if self._ray is not None or self._closed:
+            return
+        ray = require("ray", "ray")
+        self._owned = connect(self.address, self._runtime_env, self._connect_seconds)
+        self._ray = ray
+        self._table.start(ray)
 
     def submit(self, task: Task) -> None:
         """Have a task run as soon as there is room; its outcome comes by `wait`."""
@@ -185,7 +198,7 @@ class RayExecutor:
 
     def close(self) -> None:
         """Cancel what runs, and let go of the cluster; a second call does nothing."""
-        ray, self._ray = self._ray, None
+        ray, self._ray, self._closed = self._ray, None, True
         if ray is None:
             return
         self._waiting.clear()
@@ -214,8 +227,7 @@ class RayExecutor:
 
     def _pump(self) -> None:
         """Hand tasks to Ray while it has fewer than it may."""
-        most = self.max_in_flight or max(2 * self.slots, self.slots + 4)
-        while self._waiting and len(self._sent) < most:
+        while self._waiting and len(self._sent) < self.room:
             task = self._waiting.popleft()
             self._numbers += 1
             fields = {**asdict(task), "arguments": dict(task.arguments)}
@@ -269,7 +281,7 @@ class RayExecutor:
                 self._hear(self._ray.get(self._board.take.remote(), timeout=_BOARD_SECONDS))
         node, process = self._places.get(task.name, ("", 0))
         name = self._table.name(node) if node else ""
-        where = f" on {name} (process {process})" if node else ""
+        where = f" (process {process})" if process else ""
         if isinstance(error, kinds.RayTaskError):
             return Outcome(task, error=RemoteError(f"Ray could not run the task: {error}"), node=name, seconds=seconds)
         if isinstance(error, kinds.RuntimeEnvSetupError):

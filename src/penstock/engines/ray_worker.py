@@ -159,8 +159,8 @@ def unpickled_error(payload: bytes) -> Exception:
         chain, note = pickle.loads(payload)  # noqa: S301 - written by a task of this job
     except Exception as error:  # noqa: BLE001 - a class that only the worker has
         return RemoteError(f"a task failed, and its error cannot be loaded here: {type(error).__name__}: {error}")
-    for raised, cause in pairwise(chain):
-        raised.__cause__ = cause
+    for outer, cause in pairwise(chain):
+        outer.__cause__ = cause
     chain[0].add_note(note)
     if not isinstance(chain[0], Exception):
         return RemoteError(f"{type(chain[0]).__name__}: {chain[0]}", type(chain[0]).__name__)
