@@ -5,18 +5,25 @@ The functions without `test_` are drivers: they run in the namespace of the clus
 
 from __future__ import annotations
 
+import functools
+import importlib
 import logging
 import os
+import re
 import signal
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.engines import ray_executor
 from penstock.engines.executor import Outcome, Task
+from penstock.engines.node_checks import versions_here
 from penstock.engines.ray_executor import RayExecutor
-from penstock.errors import DataError, StageError
+from penstock.errors import ConfigError, DataError, StageError
 
 NODES = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 
@@ -98,11 +105,15 @@ def run_all(folder: str) -> dict[str, Any]:
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(f"{record.name} {record.levelname} {record.getMessage()}")
     logging.getLogger("penstock").addHandler(handler)
-    executor = RayExecutor("auto")
+    import ray
+
+    ray.init("auto")
     marker = Path(folder, "marker")
     marker.write_text("abc")
-    executor.start(Small(), {"marker": [str(marker), "abc"], "files": [[str(marker), 3]]})
+    faults = refused(folder)
+    executor = RayExecutor("auto")
     slots = executor.slots
+    executor.start(Small(), {"marker": [str(marker), "abc"], "files": [[str(marker), 3]]})
     done = finish(executor, *(Task(f"double-{n}", "double", {"number": n}) for n in range(60)))
     results = [done[f"double-{n}"].result for n in range(60)]
     nodes = sorted({outcome.node for outcome in done.values()})
@@ -127,6 +138,9 @@ def run_all(folder: str) -> dict[str, Any]:
     executor.close()
     executor.close()
     return {
+        "folder": folder,
+        "connected": ray.is_initialized(),
+        "faults": faults,
         "slots": slots,
         "results": results,
         "nodes": nodes,
@@ -137,6 +151,35 @@ def run_all(folder: str) -> dict[str, Any]:
         "rest": len(rest),
         "lines": lines,
     }
+
+
+def refused(folder: str) -> dict[str, str]:
+    """Errors of jobs that a cluster is not ready for, by the name of the fault."""
+    import ray
+
+    marker = f"{folder}/marker"
+    Path(folder, "only_here.py").write_text("def work(task):\n    return {}\n")
+    sys.path.append(folder)  # after Ray was told the path of this process
+    only_here = importlib.import_module("only_here")
+    jobs: dict[str, tuple[RayExecutor, Any, dict[str, Any]]] = {
+        "marker": (RayExecutor(), len, {"marker": [marker, "abd"]}),
+        "file": (RayExecutor(), len, {"files": [[marker, 4]]}),
+        "work": (RayExecutor(), only_here.work, {}),
+        "pickle": (RayExecutor(), functools.partial(len, threading.Lock()), {}),
+        "address": (RayExecutor("127.0.0.1:1"), len, {}),
+        "version": (RayExecutor(), len, {}),
+    }
+    errors = {}
+    for name, (executor, work, checks) in jobs.items():
+        with pytest.MonkeyPatch.context() as patch:
+            if name == "version":
+                patch.setattr(ray_executor, "versions_here", lambda: {**versions_here(), "pyarrow": "1.0"})
+            with pytest.raises(ConfigError) as caught:
+                executor.start(work, checks)
+        executor.close()
+        errors[name] = str(caught.value)
+        assert ray.is_initialized()
+    return errors
 
 
 def shown(outcome: Outcome) -> list[Any]:
@@ -205,6 +248,31 @@ def test_log_lines_come_once_with_their_node_and_repeats_are_counted(ran: Any) -
     assert lines[0].endswith("] a strange row")
     assert lines[1].startswith("penstock.corpus WARNING 19 more times, on ")
     assert not any("not for the driver" in line for line in ran["lines"])
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("marker", "A path is not shared: {folder}/marker holds something else on {nodes}. To mend it: "),
+        ("file", "An input file is not shared: {folder}/marker has not 4 bytes on {nodes}. To mend it: "),
+        (
+            "work",
+            "The functions of the pipeline cannot be loaded: ModuleNotFoundError: No module named 'only_here' on "
+            "{nodes}. To mend it: ",
+        ),
+        ("version", "Other versions than here: pyarrow {pyarrow} instead of 1.0 on {nodes}. To mend it: "),
+    ],
+)
+def test_a_cluster_that_is_not_ready_is_one_error_that_lists_its_nodes(ran: Any, fault: str, text: str) -> None:
+    nodes = r"127\.0\.0\.\d, 127\.0\.0\.\d, 127\.0\.0\.\d"
+    words = {"folder": ran["folder"], "nodes": "NODES", "pyarrow": versions_here()["pyarrow"]}
+    assert re.search(re.escape(text.format(**words)).replace("NODES", nodes), ran["faults"][fault])
+
+
+def test_a_job_that_cannot_be_sent_is_refused_and_so_is_another_cluster(ran: Any) -> None:
+    assert ran["faults"]["pickle"].startswith("the pipeline cannot be sent to other processes: it holds a _thread.lock")
+    assert "is connected to the Ray cluster at 127.0.0.1:6379" in ran["faults"]["address"]
+    assert ran["connected"], "a connection of the caller's own stays open"
 
 
 def lose_a_node(folder: str) -> dict[str, Any]:

@@ -32,9 +32,9 @@ def task_function() -> Callable[..., dict[str, Any]]:
     """Function of all tasks, to be pickled by value."""
 
     def penstock_task(setup: Any, fields: dict[str, Any]) -> dict[str, Any]:
-        import ray
+        from importlib import import_module  # what this function needs travels with it
 
-        node = ray.get_runtime_context().get_node_id()
+        node = import_module("ray").get_runtime_context().get_node_id()
         try:
             from penstock.engines.ray_worker import run_task
         except ImportError as error:
