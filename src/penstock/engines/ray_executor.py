@@ -35,6 +35,8 @@ log = logging.getLogger(__name__)
 _BOARD_SECONDS = 1.0
 """Interval at which log lines are fetched."""
 _CLOSE_SECONDS = 5.0
+_PROBE_SECONDS, _INSTALL_SECONDS = 120.0, 900.0
+"""Time for the answers of all nodes; a runtime environment may install packages first."""
 _NO_ROOM_SECONDS = 600.0
 """Time in which an autoscaler has to bring the first node with room for a task."""
 
@@ -57,8 +59,8 @@ class RayExecutor:
     before stays open after `close`.
 
     `max_in_flight` limits the tasks that Ray has at once, running and waiting: by default some more than there are
-    slots, so that an autoscaler sees demand. A head node that does not answer for `head_seconds` is an error: Ray
-    itself ends the process after a minute.
+    slots, so that an autoscaler sees demand. Nodes have `probe_seconds` to answer the checks. A head node that does not
+    answer for `head_seconds` is an error: Ray itself ends the process after a minute.
     """
 
     def __init__(
@@ -70,7 +72,7 @@ class RayExecutor:
         runtime_env: Mapping[str, Any] | None = None,
         max_in_flight: int | None = None,
         connect_seconds: float = 5.0,
-        probe_seconds: float = 120.0,
+        probe_seconds: float | None = None,
         head_seconds: float = 30.0,
     ) -> None:
         for name, value in (("cpus_per_task", cpus_per_task), ("memory_bytes", memory_bytes)):
@@ -81,7 +83,8 @@ class RayExecutor:
         self.address = address
         self.cpus_per_task, self.memory_bytes, self.max_in_flight = cpus_per_task, memory_bytes, max_in_flight
         self._runtime_env = dict(runtime_env) if runtime_env else None
-        self._connect_seconds, self._probe_seconds, self._head_seconds = connect_seconds, probe_seconds, head_seconds
+        self._connect_seconds, self._head_seconds = connect_seconds, head_seconds
+        self._probe_seconds = probe_seconds or (_INSTALL_SECONDS if runtime_env else _PROBE_SECONDS)
         self._ray: Any = None
         self._setup: Any = None
         self._owned = self._lost = self._closed = False

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ class Head:
     def __init__(self, *nodes: dict[str, Any]) -> None:
         self._nodes, self.gone = nodes, threading.Event()
         self.stuck = threading.Event()
+        self.util = SimpleNamespace(client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False)))
 
     def nodes(self) -> list[dict[str, Any]]:
         if self.gone.is_set():
@@ -124,6 +126,29 @@ def test_an_unreachable_address_is_an_error_at_once(no_connection: None, scheme:
     with pytest.raises(ConfigError, match=rf"no Ray cluster answers at '{scheme}127.0.0.1:{port}' .*ray start --head"):
         executor.start(len, {})
     executor.close()
+
+
+@pytest.mark.parametrize(
+    ("greeting", "reason"),
+    [(b"HTTP/1.1 400 Bad Request", "another kind of server is there"), (b"", "it closes the"), (None, "timed out")],
+)
+def test_a_server_of_another_kind_is_an_error_at_once(no_connection: None, greeting: bytes | None, reason: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        held = []
+
+        def answer() -> None:
+            connection = listener.accept()[0]
+            held.append(connection)
+            if greeting is not None:
+                connection.sendall(greeting)
+                connection.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ConfigError, match=rf"no Ray cluster answers at .* \(.*{reason}.*\); start one there"):
+            connect(f"127.0.0.1:{listener.getsockname()[1]}", None, 0.2 if greeting is None else 60)
+        thread.join()
+        held[0].close()
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
