@@ -7,7 +7,9 @@ a change may be merged. Without it every run draws new examples and may find new
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 import secrets
 import signal
 import sys
@@ -42,6 +44,17 @@ os.environ["XDG_DATA_HOME"] = f"{_CACHE.name}/data"
 # Nothing is fetched from the Hub: a name that is no tokenizer must not go out.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+_FSYNC = os.fsync
+
+
+def _checked(handle: Any) -> None:
+    os.fstat(handle if isinstance(handle, int) else handle.fileno())
+
+
+# Thousands of small files are written, and none of them has to survive a power cut. The programs that tests start, and
+# tests with the fixture `real_disk`, wait for the disk.
+os.fsync = _checked
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -52,6 +65,28 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def _test_paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("t", numbered=False)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, _test_paths: Path) -> Path:
+    """A directory of the test's own, with a number from a counter: pytest's lists those of all tests to find one."""
+    path = _test_paths / f"{re.sub(r'[^0-9A-Za-z_]', '_', request.node.name)[:26]}{next(_NUMBERS)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def real_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a test flushes to the disk are flushed."""
+    monkeypatch.setattr(os, "fsync", _FSYNC)
 
 
 def _running(kind: type[Server]) -> Iterator[Server]:
