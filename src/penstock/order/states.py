@@ -28,12 +28,7 @@ def to_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = No
         "plan": plan.fingerprint,
         "parts": _parts(plan),
         "global_batch": plan.global_batch,
-        "epoch": position.epoch,
-        "step": position.step,
-        "samples": position.samples,
-        "places": [cursor.to_json() for cursor in position.cursors],
-        "drawn": None if position.drawn is None else position.drawn.to_json(),
-        "marks": [start.to_json() for start in position.epoch_starts],
+        **position_facts(position),
         "edits": edits if len(orjson.dumps(edits)) <= _MOST_EDIT_BYTES else None,
         "edits_digest": edits_digest(plan.edits),
     }
@@ -43,20 +38,37 @@ def to_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = No
 def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> tuple[Plan, Position]:
     """Plan with the edits of a state, and the position of the state. A state of another plan is refused."""
     check_state(plan, state, new_batch_size=new_batch_size)
-    try:
-        cursors = tuple(map(_cursor, state["places"]))
-        drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
-        numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
-        epoch_starts = tuple(map(_cursor, state["marks"]))
-    except (KeyError, TypeError, ValueError) as error:
-        raise _damaged(repr(error)) from error
-    plan = _with_edits_of(plan, state, numbers["step"])
-    position = Position(cursors, drawn=drawn, epoch_starts=epoch_starts, **numbers)
-    _check_position(plan, position)
+    position = read_position(state)
+    plan = _with_edits_of(plan, state, position.step)
+    check_position(plan, position)
     return plan, position
 
 
-def _check_position(plan: Plan, position: Position) -> None:
+def position_facts(position: Position) -> dict[str, Any]:
+    """Position as plain values, the part of a state that changes from step to step."""
+    return {
+        "epoch": position.epoch,
+        "step": position.step,
+        "samples": position.samples,
+        "places": [cursor.to_json() for cursor in position.cursors],
+        "drawn": None if position.drawn is None else position.drawn.to_json(),
+        "marks": [start.to_json() for start in position.epoch_starts],
+    }
+
+
+def read_position(facts: Mapping[str, Any]) -> Position:
+    """Position from the result of `position_facts`; `check_position` says whether a plan has it."""
+    try:
+        cursors = tuple(map(_cursor, facts["places"]))
+        drawn = None if facts["drawn"] is None else Drawn.from_json(facts["drawn"])
+        numbers = {name: _whole(facts[name]) for name in ("step", "epoch", "samples")}
+        epoch_starts = tuple(map(_cursor, facts["marks"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(repr(error)) from error
+    return Position(cursors, drawn=drawn, epoch_starts=epoch_starts, **numbers)
+
+
+def check_position(plan: Plan, position: Position) -> None:
     """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next."""
     cursors, starts, drawn, count = position.cursors, position.epoch_starts, position.drawn, len(plan.sources)
     if len(cursors) != count or len(starts) != count:
@@ -147,8 +159,11 @@ def _with_edits_of(plan: Plan, state: Mapping[str, Any], step: int) -> Plan:
 
 
 def _parts(plan: Plan) -> dict[str, str]:
-    """Parts of a plan, each as a few letters, so that a refusal can name the part that differs."""
-    described = plan.describe()
+    return plan_parts(plan.describe())
+
+
+def plan_parts(described: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of a plan by its description, each as a few letters, so that a refusal can name the part that differs."""
     sources = described["sources"]
     facts = {
         "sources": [source["name"] for source in sources],
