@@ -46,14 +46,13 @@ class FeedPosition(NamedTuple):
     def of(cls, position: Position) -> FeedPosition:
         return cls(position.epoch, position.step, to_json(position_facts(position)).decode())
 
-    @classmethod
-    def read(cls, text: str) -> FeedPosition:
-        """Position from its JSON."""
-        facts = parse_json(text.encode())
-        return cls(facts["epoch"], facts["step"], text)
-
     def position(self) -> Position:
-        return read_position(parse_json(self.facts.encode()))
+        return position_of(self.facts)
+
+
+def position_of(facts: str) -> Position:
+    """Position of a plan from `FeedPosition.facts`."""
+    return read_position(parse_json(facts.encode()))
 
 
 def columns_of(kind: str) -> tuple[str, ...]:

@@ -204,6 +204,13 @@ class FeedConnection:
             )
         if isinstance(error, flight.FlightServerError):
             return RefusedServerError(ConfigError(f"{self.address} is no server of a penstock feed: {told}"))
+        if "certificate verify failed" in told or "Hostname" in told:
+            return RefusedServerError(
+                ConnectionError(
+                    f"{self.address} has a certificate that is not trusted here ({told[-80:]}); pass tls_root_certs= "
+                    "with the certificate of the server, or of the authority that signed it"
+                )
+            )
         return LostServerError(f"{self.address} cannot be reached or was lost: {told}")
 
     def _raise(self, notes: Mapping[str, Any]) -> None:

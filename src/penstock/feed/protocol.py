@@ -109,8 +109,7 @@ def decode(batch: pa.RecordBatch, notes: bytes) -> Message:
     """Message with views of the received memory; MalformedMessageError if sizes do not agree."""
     try:
         read = parse_json(notes)
-        table = read["arrays"]
-        return Message(read, {name: _view(batch, name, *table[name]) for name in table})
+        return Message(read, {name: _view(batch, name, *facts) for name, facts in read["arrays"].items()})
     except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
         raise MalformedMessageError(f"a message that cannot be read: {error!r:.200}") from error
 

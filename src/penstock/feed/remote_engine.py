@@ -19,12 +19,13 @@ from penstock.feed.batch_groups import BatchReader, FeedPosition
 from penstock.feed.connection import FeedConnection, LostServerError
 from penstock.feed.protocol import MalformedMessageError, Message
 from penstock.feed.remote_plan import RemotePlan
-from penstock.files.states import to_json
 from penstock.loaders.plan_engine import check_edited
+from penstock.memory.views import keep_freed
 from penstock.order.edits import edit_from_json
 from penstock.order.plan import Plan
 from penstock.order.states import read_position, to_state
 
+_KEPT_BYTES = 24 << 20
 Received = tuple[TrainingBatch, FeedPosition]
 
 
@@ -49,6 +50,7 @@ class RemoteEngine:
         self._reader = BatchReader(hello["layout"]["kind"], layout, backend, self.plan.names)
         self._next: tuple[FeedPosition, Generator[Received, None, None]] | None = None
         """Stream of single batches, with the position of its next one."""
+        keep_freed(_KEPT_BYTES)
 
     @property
     def names(self) -> str:
@@ -81,7 +83,7 @@ class RemoteEngine:
 
     def position_of(self, epoch: int, number: int) -> FeedPosition:
         found = self._ask("position_of", self.plan, epoch=epoch, number=number).notes["answer"]
-        return FeedPosition.read(to_json(found).decode())
+        return FeedPosition.of(read_position(found))
 
     def number_of(self, position: FeedPosition) -> int:
         return bisect_left(self.plan.delivered_steps(position.epoch), position.step)

@@ -15,12 +15,13 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import __version__
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, PenstockError
-from penstock.feed.batch_groups import FeedPosition, columns_of, encode_batches, layout_facts
+from penstock.feed.batch_groups import columns_of, encode_batches, layout_facts, position_of
 from penstock.feed.job import FeedBlock, FeedJob
 from penstock.feed.protocol import (
     HEARTBEAT_SECONDS,
@@ -108,8 +109,11 @@ class FeedServer:
                 tls_certificates=None if tls is None else [tuple(tls)],
                 middleware={} if not token else {"token": _TokenCheck(token)},
             )
-        except (flight.FlightError, OSError) as error:
-            raise OSError(f"cannot serve at {place}: {str(error).split('. Detail')[0]}; is the port taken?") from None
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise OSError(
+                f"cannot serve at {place}: {str(error).split('. Detail')[0]}; the port may be taken (0 finds a free "
+                "one), or the host not an address of this machine"
+            ) from None
         self._flight.service = self._service
         self._stopped = threading.Event()
 
@@ -260,7 +264,7 @@ class _Service:
         return job
 
     def _position(self, job: FeedJob, text: str) -> Position:
-        position = FeedPosition.read(text).position()
+        position = position_of(text)
         with self._lock:
             check_position(job.engine.plan, position)
         return position
@@ -268,7 +272,7 @@ class _Service:
     def _single(self, job: FeedJob, verb: str, request: Mapping[str, Any]) -> Any:
         if verb == "item":
             return job.engine.item(request["epoch"], request["number"]), job.engine.start()
-        position = FeedPosition.read(request["position"]).position()
+        position = position_of(request["position"])
         check_position(job.engine.plan, position)
         return job.engine.one(position, request["size"])
 
@@ -277,7 +281,7 @@ class _Service:
         if "number" in request:
             step: Step | None = plan.step(request["number"])
         else:
-            position = FeedPosition.read(request["position"]).position()
+            position = position_of(request["position"])
             check_position(plan, position)
             step, following = plan.read(position, request["count"])
             answer["following"] = position_facts(following)
@@ -302,7 +306,7 @@ class _Service:
         return [edit.to_json() for edit in plan.edits]
 
     def next_delivered(self, job: FeedJob, request: Mapping[str, Any]) -> Any:
-        position = FeedPosition.read(request["position"]).position()
+        position = position_of(request["position"])
         check_position(job.engine.plan, position)
         return position_facts(job.engine.plan.next_delivered(position))
 
