@@ -27,7 +27,7 @@ LEVELS = [
     "sources sinks transforms",
     "chat",
     "corpus",
-    "batching",
+    "engines batching",
     "observe",
     "templates config",
     "fsqueue",

@@ -73,6 +73,10 @@ class BufferPool:
         self._reuses = self._allocations = self._returns = self._drops = 0
         self._closed = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """An empty pool of the same size, in another process: budgets and buffers stay here."""
+        return BufferPool, (self._max_bytes,)
+
     @property
     def max_bytes(self) -> int:
         """Most bytes of free buffers."""

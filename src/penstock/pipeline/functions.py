@@ -147,6 +147,10 @@ class RowSchema:
     def reset(self) -> None:
         self.known = self._given
 
+    def fix(self, schema: pa.Schema) -> None:
+        """Take columns that were learned elsewhere as given."""
+        self.known = self._given = schema
+
     def describe(self) -> str:
         """The columns that were given: what is learned follows from the rows."""
         return str(self._given)
@@ -224,6 +228,10 @@ class FunctionStage(Transform):
 
     def set_output_schema(self, schema: pa.Schema | None) -> None:
         self._rows.known = schema
+
+    def fix_output_schema(self, schema: pa.Schema) -> None:
+        """The columns that another process has learned from the first rows of the input, for this one's rows too."""
+        self._rows.fix(schema)
 
     def reset(self) -> None:
         self._rows.reset()

@@ -90,19 +90,30 @@ class Pipeline:
 
     # -- run ---------------------------------------------------------------------------------------------------------
 
-    def run(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
+    def run(
+        self, checkpoint: PathLike | None = None, *, progress: Progress | None = None, engine: Any = None
+    ) -> Report:
         """Run to the end of the input and return the report.
+
+        `engine="ray"` (or `"ray://host:port"`) runs it on a cluster, with the same output, byte for byte; then
+        `checkpoint` is a directory that all nodes share, or a URL.
 
         With `checkpoint`, a directory or a URL of an object store, progress is made durable every
         `config.checkpoint_seconds`: after a crash, even kill -9, calling it again resumes, and the output holds every
         row exactly once. A finished checkpoint returns its report again. `progress` is called a few times a second
         with a snapshot.
         """
+        if engine not in (None, "local"):
+            return cast(Report, _engines().run_pipeline(self, engine, checkpoint, progress))
         self.start(checkpoint)
         try:
             return self.wait(progress=progress)
         finally:
             self.stop()
+
+    def explain(self, engine: Any = "ray") -> str:
+        """The plan of an engine in words: steps that run on splits, over partitions of keys, and in one place."""
+        return cast(str, _engines().explain(self, engine))
 
     async def run_async(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
         """`run` for an event loop, which stays free: one thread waits for the whole run.
@@ -424,6 +435,12 @@ def _as_sink(target: Any) -> Any:
 
     # By name, since sinks know the pipeline.
     return import_module("penstock.sinks.formats").open_sink(target)
+
+
+def _engines() -> Any:
+    from importlib import import_module
+
+    return import_module("penstock.engines.run")  # by name, since engines know the pipeline
 
 
 def _checked(stage: Any, role: str, *methods: str) -> Any:

@@ -7,6 +7,7 @@ import os
 import secrets
 import tempfile
 from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -53,6 +54,16 @@ class BadRows:
                 self._write(row)
         if rejected:
             self._check(rows_read, rows_read >= _RATIO_FROM_ROW)
+
+    def take(self, lines: Iterable[bytes], counts: Mapping[str, int]) -> None:
+        """Rows that another process has written and counted."""
+        self.counts.update(counts)
+        for line in lines:
+            if self._file is None:
+                self._open(0)
+            assert self._file is not None
+            with naming(str(self.path)):
+                self._length += self._file.write(line)
 
     def finish(self, rows_read: int) -> None:
         """The end of the run: the share of bad rows is checked for any number of rows."""

@@ -125,6 +125,25 @@ class TwoPart(Protocol):
 
 
 @runtime_checkable
+class FirstOfKey(Protocol):
+    """A transform that drops every row with a key that an earlier row had, so that rows can be partitioned by key."""
+
+    reason: str
+    """What dropped rows are counted as."""
+
+    def row_keys(self, batch: pa.RecordBatch, /) -> tuple[Any, Any]:
+        """Keys as an array of 64-bit words (rows, keys of a row, words of a key), and which rows have any (None: all).
+
+        The first word of a key is spread evenly.
+        """
+        ...
+
+    def without_keys(self, batch: pa.RecordBatch, /) -> pa.RecordBatch:
+        """The batch as it leaves this stage, if none of its rows goes."""
+        ...
+
+
+@runtime_checkable
 class Remembering(Protocol):
     """A transform whose state refers to what it keeps on disk: `sync` makes that as durable as a checkpoint is."""
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -11,6 +13,7 @@ from penstock.errors import SchemaError
 from penstock.files.listing import PathLike
 from penstock.pipeline.stages import Sink, State
 from penstock.store import Lineage, Manifest, StoreWriter
+from penstock.store.manifest import ShardEntry
 
 
 class StoreSink(Sink):
@@ -48,6 +51,37 @@ class StoreSink(Sink):
     def manifest(self) -> Manifest | None:
         """Manifest of the published version; None before that."""
         return self._writer.manifest
+
+    # -- shards that tasks of a job write ----------------------------------------------------------------------------
+
+    @property
+    def writes_shards(self) -> bool:
+        """True if shards may be written by other processes: into a directory, not into a bucket."""
+        return isinstance(self.path, Path)
+
+    @property
+    def piece_bytes(self) -> int:
+        return self._writer.piece_bytes
+
+    @property
+    def shard_bytes(self) -> int:
+        return self._writer.shard_bytes
+
+    def begin(self) -> None:
+        """Take the store for this run, and refuse a place that it may not use."""
+        self._writer.begin()
+
+    def shard_options(self, schema: pa.Schema) -> dict[str, str | None]:
+        """Columns of the tokens and of the mask, for rows of this schema."""
+        with self._refusing():
+            return self._writer.shard_options(schema)
+
+    def take_shards(self, shards: Iterable[tuple[Path, Path, Mapping[str, Any]]]) -> None:
+        """The next shards: data, index and entry of each."""
+        for data, index, entry in shards:
+            self._writer.take_shard(data, index, ShardEntry(**entry))
+
+    # -- a sink ------------------------------------------------------------------------------------------------------
 
     def consume(self, batch: pa.RecordBatch) -> None:
         with self._refusing():

@@ -135,6 +135,11 @@ class RecordSource(Source):
         """True if the schema is known, so that `schema` reads nothing."""
         return self._schema is not None
 
+    @property
+    def place(self) -> BlockPosition:
+        """Position of the next record."""
+        return self._place()
+
     def layout_of(self, number: int) -> FileLayout:
         """Layout of one of the files."""
         return self._layout(number)

@@ -16,7 +16,7 @@ split.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
@@ -351,21 +351,30 @@ class _LineReader:
         return True
 
     def _first_line(self) -> int | None:
-        """Start of the first line of the split: after the first newline at or after the byte before it."""
-        start, stop = self._split.start, self._split.stop
-        remote = isinstance(self._path, RemoteFile)
-        reader: Any = self._ahead.open(0, start - 1) if remote else open_input(self._path, start - 1)
-        try:
-            at, scratch = start - 1, np.empty(_LOOK_BYTES, np.uint8)
-            while (stop is None or at < stop - 1) and (got := reader.readinto(memoryview(scratch))):  # type: ignore[arg-type]
-                found = first_newline(scratch[:got])
-                if found:
-                    begin = at + found
-                    return begin if stop is None or begin < stop else None
-                at += got
-        finally:
-            reader.close()
-        return None
+        open_at = self._ahead.open if isinstance(self._path, RemoteFile) else None
+        return _first_line(self._path, self._split, open_at)
+
+
+def line_start(source: RecordSource, split: InputSplit) -> int | None:
+    """Start of the first record of a split of text; None if none begins there."""
+    return _first_line(source.files[split.file], split, None) if split.start else 0
+
+
+def _first_line(path: InputFile, split: InputSplit, open_at: Callable[[int, int], Any] | None) -> int | None:
+    """Start of the first line of a split: after the first newline at or after the byte before it."""
+    at, stop = split.start - 1, split.stop
+    reader: Any = open_input(path, at) if open_at is None else open_at(0, at)
+    try:
+        scratch = np.empty(_LOOK_BYTES, np.uint8)
+        while (stop is None or at < stop - 1) and (got := reader.readinto(memoryview(scratch))):  # type: ignore[arg-type]
+            found = first_newline(scratch[:got])
+            if found:
+                begin = at + found
+                return begin if stop is None or begin < stop else None
+            at += got
+    finally:
+        reader.close()
+    return None
 
 
 class _RowReader:

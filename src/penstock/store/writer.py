@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +30,7 @@ from penstock.store.home import BucketHome, store_home
 from penstock.store.manifest import (
     Lineage,
     Manifest,
+    ShardEntry,
     combined_key,
     is_store,
     read_manifest,
@@ -98,7 +100,7 @@ class StoreWriter:
         self._schema = pa.schema([])
         self._tokens: str | None = None
         self._mask: str | None = None
-        self._pieces = Pieces(min(_PIECE_BYTES, self._shard_bytes))
+        self._pieces = Pieces(self.piece_bytes)
         self._shard: ShardWriter | None = None
         self._shards: list[Staged] = []
         self._made = self._checkpoints = 0
@@ -122,6 +124,37 @@ class StoreWriter:
                 raise SchemaError(f"{self!r} got another schema than before: {difference}")
             for piece, size in self._pieces.add(plain_batch(batch, self._schema)):
                 self._write_piece(piece, size)
+
+    @property
+    def piece_bytes(self) -> int:
+        return min(_PIECE_BYTES, self._shard_bytes)
+
+    @property
+    def shard_bytes(self) -> int:
+        return self._shard_bytes
+
+    def begin(self) -> None:
+        """Take the store for this run, before the first row is written; refuse a path that it may not use."""
+        with naming(self.home.shown):
+            self._begin()
+
+    def shard_options(self, schema: pa.Schema) -> dict[str, str | None]:
+        """Columns of tokens and mask, if rows of this schema are written by others, shard by shard."""
+        self._set_schema(schema)
+        return {"tokens": self._tokens, "mask": self._mask}
+
+    def take_shard(self, data: Path, index: Path, entry: ShardEntry) -> None:
+        """The next shard, written by others with `ShardWriter` into files on any file system; they stay there."""
+        with naming(self.home.shown):
+            self._made += 1
+            target = self._build.shard_path(self._made)
+            for given, made in ((data, target), (index, target.with_name(f"{target.name}.index"))):
+                try:
+                    os.link(given, made)
+                except OSError:  # another file system, or one without links
+                    shutil.copyfile(given, made)
+            self._build.finished(target.name, entry)
+            self._shards.append((target.name, entry))
 
     def publish(self) -> Manifest:
         """Make everything written so far a version of the store, in one step. A second call gives the same."""

@@ -79,12 +79,19 @@ class Dedup(CountingTransform):
         """The part that runs in parallel, placed anywhere before this stage, with only filters in between."""
         return KeyColumn(self._maker, self._name)
 
-    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def row_keys(self, batch: pa.RecordBatch) -> tuple[Words, Flags | None]:
+        """Row by key by word, from the column of `preparation` if it is there; and which rows have keys, if not all."""
         if self._name in batch.schema.names:
-            keys, valid = _from_column(batch.column(self._name), self._maker)
-            batch = batch.drop_columns([self._name])
-        else:
-            keys, valid = self._maker.keys(batch)
+            return _from_column(batch.column(self._name), self._maker)
+        return self._maker.keys(batch)
+
+    def without_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch without the column of `preparation`."""
+        return batch.drop_columns([self._name]) if self._name in batch.schema.names else batch
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        keys, valid = self.row_keys(batch)
+        batch = self.without_keys(batch)
         if valid is None or valid.all():
             duplicate = self._seen.add(keys)
         else:
@@ -94,6 +101,14 @@ class Dedup(CountingTransform):
             return batch
         self.count({self.reason: int(np.count_nonzero(duplicate))})
         return keep_rows(batch, ~duplicate)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process makes keys, and has seen none."""
+        return {name: value for name, value in self.__dict__.items() if name != "_seen"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._seen = SeenKeys(self._maker.width, None, name=self._name)
 
     def state_dict(self) -> State:
         return with_checksum({**self._seen.state_dict(), "rule": self.version})

@@ -1,0 +1,152 @@
+"""Directory of a job: what its tasks have made, in a place that all nodes share.
+
+    job.json              the plan: splits, phases, learned schemas
+    marker                bytes by which a node shows that it sees this directory
+    done/map-0-000017     what a finished task has made, and its counts
+    parts/...             rows, keys and quarantined rows that tasks leave to others
+
+A file appears whole or not at all. Files of a task that was killed are overwritten by its next run, whose bytes are
+the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import ResumeError
+from penstock.files.filesystems import beside
+from penstock.files.listing import PathLike
+from penstock.files.locks import FileLock
+from penstock.files.object_lock import ObjectLock
+from penstock.files.states import StateFormat, parse_json, to_json
+from penstock.store.home import BucketHome, LocalHome, store_home
+
+PLAN_NAME, MARKER_NAME = "job.json", "marker"
+_DONE, _PARTS = "done", "parts"
+_RECORD = StateFormat("task of a job", "a finished task of a job")
+
+
+class JobDirectory:
+    """A directory, or a prefix in a bucket."""
+
+    def __init__(self, place: PathLike) -> None:
+        home = store_home(place)
+        assert isinstance(home, LocalHome | BucketHome)
+        self.home = home
+        self.shown = home.shown
+
+    @property
+    def place(self) -> str:
+        """Path or URL that opens it again, in another process too."""
+        return str(self.home.path) if isinstance(self.home, LocalHome) else self.home.url
+
+    @property
+    def is_local(self) -> bool:
+        return isinstance(self.home, LocalHome)
+
+    def lock(self) -> FileLock | ObjectLock:
+        """Lock of the one driver."""
+        if isinstance(self.home, LocalHome):
+            self.home.path.mkdir(parents=True, exist_ok=True)
+            return FileLock(self.home.path / "driver.lock")
+        return ObjectLock(f"{self.home.url.rstrip('/')}/driver.lock")
+
+    def make(self) -> None:
+        if isinstance(self.home, LocalHome):
+            for folder in (_DONE, _PARTS):
+                (self.home.path / folder).mkdir(parents=True, exist_ok=True)
+
+    def remove(self) -> None:
+        """Delete what jobs have written here."""
+        if isinstance(self.home, LocalHome):
+            for folder in (_DONE, _PARTS):
+                shutil.rmtree(self.home.path / folder, ignore_errors=True)
+            for name in (PLAN_NAME, MARKER_NAME, "prepare.json"):
+                self.home.delete(name)
+            with contextlib.suppress(OSError):  # files of others, or the lock of a driver
+                self.home.path.rmdir()
+            return
+        bucket, prefix = self.home.bucket, self.home.prefix
+        keys = [info.key for info in bucket.objects(f"{prefix}/") if not info.key.endswith("/driver.lock")]
+        if keys:
+            bucket.delete(*keys)
+
+    # -- records -----------------------------------------------------------------------------------------------------
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """A small file of the job; None if there is none."""
+        try:
+            data = self.home.read(name)
+        except FileNotFoundError:
+            return None
+        try:
+            return _RECORD.read(parse_json(data))
+        except ValueError as error:
+            raise ResumeError(
+                f"{self.home.place(name)} is damaged ({error}); delete {self.shown} to start the job again"
+            ) from error
+
+    def write_json(self, name: str, facts: dict[str, Any]) -> None:
+        self.home.write(name, to_json(_RECORD.write(facts)))
+
+    def done(self) -> set[str]:
+        """Names of the finished tasks."""
+        return set(self.home.list(_DONE))
+
+    def record(self, task: str) -> dict[str, Any]:
+        found = self.read_json(f"{_DONE}/{task}")
+        if found is None:
+            raise ResumeError(f"{self.home.place(f'{_DONE}/{task}')} is gone; delete {self.shown} to start again")
+        return found
+
+    def finish(self, task: str, facts: dict[str, Any]) -> None:
+        """Note that a task is done; from now on it is not run again."""
+        self.write_json(f"{_DONE}/{task}", facts)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def created(self, name: str) -> Iterator[Path]:
+        """A path on this machine to write a part to; the part appears when the block ends without an error."""
+        if isinstance(self.home, LocalHome):
+            folder = self.home.path / _PARTS
+            temporary = folder / f".{name}.{secrets.token_hex(8)}.tmp"
+        else:
+            temporary = Path(tempfile.gettempdir()) / f"penstock-part-{secrets.token_hex(8)}"
+        try:
+            yield temporary
+            if isinstance(self.home, LocalHome):
+                temporary.replace(folder / name)
+            else:
+                with open(temporary, "rb") as file:
+                    self.home.bucket.upload(self.home.key(f"{_PARTS}/{name}"), file)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[Path]:
+        """A part as a file of this machine."""
+        if isinstance(self.home, LocalHome):
+            yield self.home.path / _PARTS / name
+            return
+        temporary = Path(tempfile.gettempdir()) / f"penstock-part-{secrets.token_hex(8)}"
+        try:
+            with open(temporary, "wb") as file:
+                self.home.bucket.download(self.home.key(f"{_PARTS}/{name}"), file)
+            yield temporary
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    def delete_part(self, name: str) -> None:
+        self.home.delete(f"{_PARTS}/{name}")
+
+
+def default_place(target: Path | str) -> Path | str:
+    """Directory of a job whose output is at `target`."""
+    return beside(target, ".", ".job")

@@ -1,0 +1,169 @@
+"""Parts: the rows that a task leaves in the job's directory, and the source that reads parts in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.engines.job_directory import JobDirectory
+from penstock.files.states import StateFormat
+from penstock.memory.views import MappedFile
+from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
+from penstock.pipeline.stages import Origin, Sink, Source, State
+from penstock.store.shard_writer import plain_batch, plain_schema, row_bytes
+
+_STATE = StateFormat("parts of a job", "the parts of a job", fields={"part": (int,), "row": (int,)})
+
+
+class PartSink(Sink):
+    """Rows of a task, as an Arrow stream in a file; optionally with the bytes of each row as a store counts them."""
+
+    def __init__(self, path: Path, *, measure: bool = False) -> None:
+        self._path, self._measure = path, measure
+        self._file: Any = None
+        self._writer: Any = None
+        self.schema: pa.Schema | None = None
+        self.rows = self.nbytes = 0
+        self.sizes: list[npt.NDArray[np.int64]] = []
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self.schema = batch.schema
+            self._file = pa.OSFile(str(self._path), "wb")
+            self._writer = pa.ipc.new_stream(self._file, batch.schema)
+        if not batch.num_rows:
+            return
+        self._writer.write_batch(batch)
+        self.rows += batch.num_rows
+        self.nbytes += batch.nbytes
+        if self._measure:
+            self.sizes.append(row_bytes(plain_batch(batch, plain_schema(batch.schema))))
+
+    def flush(self) -> None:
+        """Rows of the next split may follow."""
+
+    def close(self) -> None:
+        """Complete the file; one without columns is empty."""
+        if self._writer is None:
+            self._path.touch()
+            return
+        self._writer.close()
+        self._file.close()
+
+    def abort(self) -> None:
+        return
+
+    def __repr__(self) -> str:
+        return "the rows of a part"
+
+
+def part_batches(path: Path) -> Iterator[pa.RecordBatch]:
+    """Batches of a part, as views of the mapped file."""
+    if not path.stat().st_size:
+        return
+    with pa.ipc.open_stream(pa.BufferReader(MappedFile(path).buffer())) as reader:
+        yield from reader
+
+
+def row_ranges(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Iterator[pa.RecordBatch]:
+    """Rows `start` to `stop` of some batches."""
+    at = 0
+    for batch in batches:
+        low, high = max(start - at, 0), min(stop - at, batch.num_rows)
+        if high > low:
+            yield batch.slice(low, high - low)
+        at += batch.num_rows
+        if at >= stop:
+            return
+
+
+class PartsSource(Source):
+    """Rows of parts, in order, with the file that each comes from."""
+
+    def __init__(self, directory: JobDirectory, parts: Sequence[dict[str, Any]], schema: pa.Schema) -> None:
+        self._directory, self._parts, self.schema = directory, parts, schema
+        self._part = self._row = 0
+        self._batches: Iterator[pa.RecordBatch] | None = None
+        self._pending: pa.RecordBatch | None = None
+        self._open = ExitStack()
+        self._origin: Origin | None = None
+
+    def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        while self._part < len(self._parts):
+            batch = self._next_here(max_rows)
+            if batch is not None:
+                self._row += batch.num_rows
+                return batch
+            self._close_part()
+            self._part, self._row = self._part + 1, 0
+        return None
+
+    def _next_here(self, max_rows: int) -> pa.RecordBatch | None:
+        part = self._parts[self._part]
+        if not part["rows"]:
+            return None
+        if self._batches is None:
+            path = self._open.enter_context(self._directory.opened(part["part"]))
+            self._batches = row_ranges(part_batches(path), self._row, part["rows"])
+        if self._pending is None:
+            self._pending = next(self._batches, None)
+            if self._pending is None:
+                return None
+        file, left = _file_at(part["runs"], self._row)
+        batch = self._pending.slice(0, min(max_rows, left))
+        rest = self._pending.slice(batch.num_rows)
+        self._pending = rest if rest.num_rows else None
+        self._origin = Origin(file)
+        return batch
+
+    def origin(self) -> Origin | None:
+        return self._origin
+
+    def size_hint(self) -> int | None:
+        return sum(int(part["rows"]) for part in self._parts)
+
+    def state_dict(self) -> State:
+        return _STATE.write({"part": self._part, "row": self._row})
+
+    def load_state_dict(self, state: State) -> None:
+        state = _STATE.read(state)
+        self.close()
+        self._part, self._row = state["part"], state["row"]
+
+    def reset(self) -> None:
+        self.close()
+        self._part = self._row = 0
+
+    def close(self) -> None:
+        self._close_part()
+
+    def _close_part(self) -> None:
+        self._batches = self._pending = None
+        self._open.close()
+
+    def __repr__(self) -> str:
+        return f"{len(self._parts)} parts of {self._directory.shown}"
+
+
+def _file_at(runs: Sequence[Sequence[Any]], row: int) -> tuple[str, int]:
+    """File that a row comes from, and how many rows from there on do."""
+    at = 0
+    for file, rows in runs:
+        at += rows
+        if row < at:
+            return file, at - row
+    raise IndexError(f"row {row} of a part with {at}")
+
+
+def schema_text(schema: pa.Schema | None) -> str | None:
+    return None if schema is None else schema_to_text(schema)
+
+
+def schema_of(text: str | None) -> pa.Schema | None:
+    return None if text is None else schema_from_text(text)
