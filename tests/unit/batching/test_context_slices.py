@@ -299,7 +299,7 @@ KINDS: dict[str, Any] = {
 
 def make(stores: Path, kind: str, **more: Any) -> Any:
     loader, name, options = KINDS[kind]
-    return loader(stores / name, batch_size=3, backend="numpy", **{**options, "pad_id": 9, **more})
+    return loader(stores / name, batch_size=3, **{**options, "pad_id": 9, "backend": "numpy", **more})
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -337,6 +337,24 @@ def test_slices_come_by_every_way_a_loader_has(stores: Path) -> None:
     sources = {"a": stores / "text", "b": stores / "chats"}
     with MixedDataLoader(sources, chunk_size=32, batch_size=2, backend="numpy", **place) as mixed:
         assert mixed.get_batch().shift_labels.shape == (2, 16)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax", "mlx"])
+@pytest.mark.parametrize("slicing", SLICINGS)
+def test_slices_are_equal_in_every_framework(stores: Path, backend: str, slicing: Any) -> None:
+    pytest.importorskip("mlx.core" if backend == "mlx" else backend)
+    place: Any = {"dp": 1, "cp": 2, "rank": 1, "context": slicing}
+    found = []
+    for name in ("numpy", backend):
+        with make(stores, "packed", backend=name, **place) as loader:
+            found.append(loader.get_batch())
+    moved = found[1].to("cpu")
+    assert type(moved) is ContextBatch
+    for batch in (found[1], moved):
+        for name, array in found[0].to_numpy().items():
+            np.testing.assert_array_equal(batch.to_numpy()[name], array, name)
+            assert np.asarray(batch.to_numpy()[name]).dtype == np.asarray(array).dtype
+        assert batch.num_tokens == found[0].num_tokens
 
 
 def test_num_tokens_of_a_slice_is_known_without_masks(stores: Path) -> None:
