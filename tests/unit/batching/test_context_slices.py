@@ -160,6 +160,13 @@ def test_every_target_is_in_exactly_one_slice(batch: Any, world: int, slicing: s
     assert sorted(found) == wanted
 
 
+def test_the_last_token_of_a_row_has_no_target() -> None:
+    ids = np.arange(1, 17).reshape(2, 8)
+    whole = TrainingBatch.from_numpy({"input_ids": ids, "labels": ids, "position_ids": ids % 8}, backend="numpy")
+    found = [part.shift_labels.tolist() for part in slices_of(whole, 2, "contiguous")]
+    assert found == [[[2, 3, 4, 5], [10, 11, 12, 13]], [[6, 7, 8, IGNORE], [14, 15, 16, IGNORE]]]
+
+
 @settings(max_examples=40, deadline=None)
 @given(batch=BATCHES, world=st.integers(1, 3), slicing=st.sampled_from(ROW_SLICINGS))
 def test_boundaries_of_slices_of_rows_are_where_documents_change(batch: Any, world: int, slicing: str) -> None:
