@@ -114,7 +114,7 @@ class BatchLayout:
         """Refuse to mix samples of two layouts, with the options of the loaders that make them differ."""
         differing = [
             f"{option} ({getattr(self, field)!r} in {name!r}, {getattr(other, field)!r} in {other_name!r})"
-            for field, option in _OPTIONS.items()
+            for field, option in LAYOUT_OPTIONS.items()
             if getattr(self, field) != getattr(other, field)
         ]
         if differing:
@@ -123,7 +123,7 @@ class BatchLayout:
             )
 
 
-_OPTIONS = {
+LAYOUT_OPTIONS = {
     "packed": "packing",
     "padding_free": "padding_free",
     "length": "chunk_size or max_length",

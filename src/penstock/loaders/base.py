@@ -517,7 +517,8 @@ def _with_fields(made: Generator[Made, None, None]) -> Generator[Made, None, Non
             yield batch.make_fields(), following
             del batch
     finally:
-        made.close()
+        with suppress(ValueError):  # the thread that stops the loop is closing it
+            made.close()
 
 
 def _integer(value: int, least: int = 1) -> int:

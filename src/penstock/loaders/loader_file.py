@@ -72,7 +72,7 @@ _OBJECTS = ("group", "shard", "pad", "output", "raw")
 """Arguments that no file can hold."""
 _PLACE = ("rank", "model_parallel_size", "group", "dp", "cp", "tp", "pp")
 """Arguments that say where this process is."""
-_SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
+SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
 _KINDS: dict[str, Any] = {
     "path": str | list[str],
     "sharding": Literal["contiguous", "strided", "balanced"] | None,
@@ -131,7 +131,7 @@ class LoaderConfig:
         if arguments.get("budget") is not None:  # one for all sources
             arguments["budget"] = MemoryBudget.of(arguments["budget"])
         if isinstance(arguments.get("sharding"), str):
-            arguments["sharding"] = _SHARDINGS[arguments["sharding"]]()
+            arguments["sharding"] = SHARDINGS[arguments["sharding"]]()
         if self.kind == "mixed":
             options = {name: arguments[name] for name in LoaderOptions.__annotations__ if name in arguments}
             arguments["weights"] = read_weights(arguments.get("weights"))

@@ -75,11 +75,33 @@ def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = F
             raise
         raise _damaged(repr(error)) from error
     position = Position(cursors, drawn=drawn, epoch_starts=epoch_starts, **numbers)
-    _check_position(plan, position)
+    check_position(plan, position)
     return plan, position
 
 
-def _check_position(plan: Plan, position: Position) -> None:
+def position_facts(position: Position) -> dict[str, Any]:
+    """Position as plain values, the part of a state that changes from step to step."""
+    return {
+        "epoch": position.epoch,
+        "step": position.step,
+        "samples": position.samples,
+        **_plain_position(position),
+    }
+
+
+def read_position(facts: Mapping[str, Any]) -> Position:
+    """Position from the result of `position_facts`; `check_position` says whether a plan has it."""
+    try:
+        cursors = tuple(map(_cursor, facts["places"]))
+        drawn = None if facts["drawn"] is None else Drawn.from_json(facts["drawn"])
+        numbers = {name: _whole(facts[name]) for name in ("step", "epoch", "samples")}
+        epoch_starts = tuple(map(_cursor, facts["marks"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(repr(error)) from error
+    return Position(cursors, drawn=drawn, epoch_starts=epoch_starts, **numbers)
+
+
+def check_position(plan: Plan, position: Position) -> None:
     """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next.
 
     Of many sources only some are needed next: there, a cursor behind its window is refused when it is read.
@@ -178,7 +200,13 @@ def _parts(plan: Plan) -> dict[str, str]:
     """Parts of a plan, each as a few letters, so that a refusal can name the part that differs. Kept by the plan."""
     if plan.parts is not None:
         return plan.parts
-    described = plan.describe()
+    parts = plan_parts(plan.describe())
+    object.__setattr__(plan, "parts", parts)
+    return parts
+
+
+def plan_parts(described: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of a plan by its description, each as a few letters, so that a refusal can name the part that differs."""
     sources = described["sources"]
     facts = {
         "sources": [source["name"] for source in sources],
@@ -190,9 +218,7 @@ def _parts(plan: Plan) -> dict[str, str]:
         "weights": [described["weights"], described["stopping"]],
         "drop_last": described["drop_last"],
     }
-    parts = {name: _short(value) for name, value in facts.items()}
-    object.__setattr__(plan, "parts", parts)
-    return parts
+    return {name: _short(value) for name, value in facts.items()}
 
 
 def _short(value: Any) -> str:
