@@ -44,7 +44,8 @@ class Small:
         return getattr(self, task.kind)(**task.arguments)
 
     def double(self, number: int) -> dict[str, Any]:
-        return {"doubled": 2 * number, "pid": os.getpid(), "loaded": self.loaded, "calls": len(self.pids)}
+        here = str(Path.cwd())
+        return {"doubled": 2 * number, "pid": os.getpid(), "loaded": self.loaded, "calls": len(self.pids), "in": here}
 
     def fail(self, how: str) -> dict[str, Any]:
         try:
@@ -108,12 +109,13 @@ def run_all(folder: str) -> dict[str, Any]:
     import ray
 
     ray.init("auto")
+    os.chdir(folder)
     marker = Path(folder, "marker")
     marker.write_text("abc")
     faults = refused(folder)
     executor = RayExecutor("auto")
     slots = executor.slots
-    executor.start(Small(), {"marker": [str(marker), "abc"], "files": [[str(marker), 3]]})
+    executor.start(Small(), {"marker": [str(marker), "abc"], "files": [["marker", 3]]})
     done = finish(executor, *(Task(f"double-{n}", "double", {"number": n}) for n in range(60)))
     results = [done[f"double-{n}"].result for n in range(60)]
     nodes = sorted({outcome.node for outcome in done.values()})
@@ -199,6 +201,7 @@ def test_tasks_give_results_and_unpickle_the_work_once_a_process(ran: Any) -> No
     assert [result["doubled"] for result in ran["results"]] == [2 * n for n in range(60)]
     assert ran["slots"] == 6
     assert {*ran["nodes"]} <= {*NODES}
+    assert {result["in"] for result in ran["results"]} == {ran["folder"]}, "relative paths are the driver's"
     assert {result["loaded"] for result in ran["results"]} == {1}
     by_process: dict[int, list[int]] = {}
     for result in ran["results"]:

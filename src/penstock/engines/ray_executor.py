@@ -15,13 +15,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock._optional import require
 from penstock.engines.executor import Outcome, Task, Work
-from penstock.engines.node_checks import ABSENT, SILENT, NodeFault, error_of, versions_here
+from penstock.engines.node_checks import ABSENT, SILENT, NodeFault, error_of, versions_here, whole_paths
 from penstock.engines.pickled_work import pickled
 from penstock.engines.ray_connection import connect
 from penstock.engines.ray_log import LogLines
@@ -124,7 +125,8 @@ class RayExecutor:
             setup = {
                 "job": name,
                 "work": payload,
-                "checks": dict(checks),
+                "directory": str(Path.cwd()),
+                "checks": whole_paths(checks),
                 "versions": versions_here(),
                 "checked_nodes": [],
                 "board": name,
@@ -281,7 +283,7 @@ class RayExecutor:
         kinds = self._ray.exceptions
         if task.name not in self._places and isinstance(error, kinds.WorkerCrashedError):
             with contextlib.suppress(Exception):  # the board may know where it ran
-                self._hear(self._ray.get(self._board.take.remote(), timeout=_BOARD_SECONDS))
+                self._hear(self._ray.get(self._board.take.remote(), timeout=_CLOSE_SECONDS))
         node, process = self._places.get(task.name, ("", 0))
         name = self._table.name(node) if node else ""
         where = f" (process {process})" if process else ""
@@ -293,17 +295,18 @@ class RayExecutor:
         lost = isinstance(error, kinds.NodeDiedError | kinds.LocalRayletDiedError | kinds.ObjectLostError)
         if not lost and node and not self._table.answers(node):
             lost = True
+        said = str(error).strip().partition("\n")[0]  # Ray adds what it knows of all processes
         if lost:
-            crash = f"the node was lost{where}: {error}"
+            crash = f"the node was lost{where}: {said}"
         elif isinstance(error, kinds.OutOfMemoryError):
-            crash = f"out of memory{where}: {error}"
+            crash = f"out of memory{where}: {said}"
         elif isinstance(error, kinds.WorkerCrashedError):
             crash = (
                 f"the worker process died{where}: by a signal (a fault in compiled code, or SIGKILL, by which the "
                 "system ends a process that takes too much memory), or by os._exit"
             )
         else:
-            crash = f"{type(error).__name__}{where}: {error}"
+            crash = f"{type(error).__name__}{where}: {said}"
         return Outcome(task, crash=crash, node_lost=lost, node=name, seconds=seconds)
 
     # -- the cluster ---------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from penstock._optional import require
@@ -90,7 +91,8 @@ class _Job:
         self.key: str = setup["job"]
         if node not in setup["checked_nodes"] and (faults := probe(setup)):
             raise error_of([(_node_name(node), NodeFault(*fault)) for fault in faults], setup["versions"])
-        self.work = _loaded(setup)
+        with _directory(setup["directory"]):
+            self.work = _loaded(setup)
         self.teller = _Teller(setup["board"], node, setup["log_level"])
 
 
@@ -102,7 +104,8 @@ def probe(setup: Mapping[str, Any]) -> list[list[str]]:
     faults = [*faults_here(setup["checks"], setup["versions"])]
     if not faults:
         try:
-            _loaded(setup)
+            with _directory(setup["directory"]):
+                _loaded(setup)
         except Exception as error:  # noqa: BLE001 - any module may raise anything when it is imported
             faults.append(fault_of_import(error))
     return [[fault.kind, fault.detail] for fault in faults]
@@ -121,12 +124,24 @@ def run_task(setup: Mapping[str, Any], fields: dict[str, Any], node: str) -> dic
         if _job is None or _job.key != setup["job"]:
             _job = None
             _job = _Job(setup, node)
-        with _job.teller.heard(fields["name"]):
+        with _directory(setup["directory"]), _job.teller.heard(fields["name"]):
             answer: dict[str, Any] = {"result": _job.work(Task(**fields))}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver decides
         answer = {"error": pickled_error(error, f"in {fields['name']} on {_node_name(node)}")}
     lines = _job.teller.take_lines() if _job is not None else []
     return {"node": node, "seconds": time.monotonic() - since, "lines": lines, **answer}
+
+
+@contextlib.contextmanager
+def _directory(path: str) -> Iterator[None]:
+    """The driver's working directory, in which relative paths are meant, where this node has it."""
+    before = Path.cwd()
+    with contextlib.suppress(OSError):
+        os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _node_name(node: str) -> str:
