@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from penstock.batching.options import Output, Shard, option_names
 from penstock.cli.console import emit, fact_table, log_lines, print_json, print_table, warn
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, open_rank, read_config
 from penstock.errors import ConfigError
@@ -20,7 +21,7 @@ from penstock.feed.connection import TOKEN_VARIABLE
 from penstock.feed.server import FeedServer, TLSFiles
 from penstock.loaders.loader_file import LoaderConfig
 
-_CLIENT_OPTIONS = ("backend", "device", "pin_memory", "prefetch", "world_size", "model_parallel_size")
+_CLIENT_OPTIONS = set(option_names(Shard) + option_names(Output)) - {"rank", "group", "sharding", "fields"}
 """Options of a loader file that the clients follow."""
 
 
