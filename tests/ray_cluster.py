@@ -42,6 +42,8 @@ STORE_BYTES = 80 << 20
 ADDRESS = "127.0.0.1:6379"
 """The same in every namespace; `RAY_ADDRESS` of drivers."""
 START_SECONDS = 120.0
+DRIVER_SECONDS = 300.0
+"""For drivers that hang; a busy machine takes ten times as long as a free one."""
 _ROOT = Path(__file__).resolve().parents[1]
 _PROGRAMS = ("unshare", "nsenter", "setpriv", "ip")
 
@@ -111,7 +113,9 @@ class RayCluster:
 
     # -- drivers -------------------------------------------------------------------------------------------------------
 
-    def run(self, target: Callable[..., Any] | str | Path, *arguments: Any, timeout_seconds: float = 120) -> Any:
+    def run(
+        self, target: Callable[..., Any] | str | Path, *arguments: Any, timeout_seconds: float = DRIVER_SECONDS
+    ) -> Any:
         """Result of a driver: `Driver.result` of `popen`."""
         with self.popen(target, *arguments) as driver:
             return driver.result(timeout_seconds)
@@ -208,7 +212,7 @@ class RayCluster:
         return False
 
     def _connect(self, folder: Path) -> None:
-        until = time.monotonic() + START_SECONDS
+        until = time.monotonic() + START_SECONDS / 2  # it listens before it starts nodes
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(START_SECONDS)
         while True:
@@ -217,7 +221,9 @@ class RayCluster:
                 break
             if time.monotonic() > until or not folder.exists():
                 connection.close()
-                raise RuntimeError(f"no keeper of a Ray cluster in {folder}:\n{_tail(folder / 'log')}")
+                said = _tail(folder / "log")
+                shutil.rmtree(folder, ignore_errors=True)
+                raise RuntimeError(f"the keeper of the Ray cluster did not start:\n{said}")
             time.sleep(0.02)
         self._socket, self.folder = connection, folder
         try:
@@ -283,7 +289,7 @@ class Driver:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def result(self, timeout_seconds: float = 120) -> Any:
+    def result(self, timeout_seconds: float = DRIVER_SECONDS) -> Any:
         """What the function returned, or what the program printed. `DriverError` if it fails or takes too long."""
         try:
             code = self.process.wait(timeout_seconds)

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.batching.options import Shard
 from penstock.errors import ConfigError
 from penstock.feed import FeedServer, RemoteLoader
 from penstock.loaders.base import DataLoader
@@ -120,6 +121,18 @@ def test_arrays_of_every_backend_are_those_of_the_local_loader(home: Path, kind:
                 assert type(other) is type(value)
                 assert getattr(other, "dtype", None) == getattr(value, "dtype", None)
         assert remote.state_dict() == local.state_dict()
+
+
+def test_slices_for_context_parallel_ranks_are_those_of_the_local_loader(home: Path) -> None:
+    make = maker(home, "chat")
+    with make(batch_size=4) as base, FeedServer(base) as server:
+        for rank in range(4):
+            shard = Shard(rank=rank, world_size=4, cp=2, context="zigzag")
+            with make(batch_size=2, shard=shard) as local, RemoteLoader(
+                server.address, backend="numpy", batch_size=2, shard=shard
+            ) as remote:
+                found, wanted = (list(islice(states_of(loader, 5), 5)) for loader in (remote, local))
+                assert found == wanted
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15)

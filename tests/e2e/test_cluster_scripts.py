@@ -88,9 +88,10 @@ def test_a_launch_script_is_a_shell_script_that_stops_at_errors_and_names_a_miss
 def test_the_slurm_job_starts_ray_on_all_its_nodes_with_one_token_and_prepares_on_it(notes: Path) -> None:
     done = run("slurm_ray.sbatch", *PLAN, "--dedup", "exact", RAY_STARTS="2")
     assert done.returncode == 0, done.stderr
-    first, second = (call for call in calls(notes, "srun"))
+    first, second, last = calls(notes, "srun")
     assert first[:3] == ["--nodes=1", "--ntasks=1", "--nodelist=one"]
     assert second[:3] == ["--nodes=2", "--ntasks=2", "--exclude=one"]
+    assert last == ["rm", "-rf", "/tmp/ray-40123"]
     head, others = (call for call in calls(notes, "ray") if call[0] == "start")
     assert {"--head", "--port=20123", "--block", "--num-cpus=8"} <= set(head)
     assert {"--address=one:20123", "--block", "--num-cpus=8"} <= set(others)

@@ -17,6 +17,8 @@ import psutil
 import pytest
 from tests.ray_cluster import DriverError, RayCluster, why_not
 
+pytestmark = pytest.mark.timeout(600)
+
 HOLDER = """
 import sys, time
 from pathlib import Path

@@ -505,7 +505,7 @@ def _supervised(samples: Samples, sources: Ints, tables: Sequence[Tokens], grid:
         if table.masked:
             table.copy_mask(samples.rows[which], samples.starts[which], lengths, flat, at)
         else:
-            flat[_spread(at, lengths)] = True
+            flat[spread(at, lengths)] = True
     flat[grid.at] = False
     return mask
 
@@ -515,7 +515,7 @@ def _of(number: int, sources: Ints, tables: Sequence[Tokens]) -> Any:
     return slice(None) if len(tables) == 1 else np.flatnonzero(sources == number)
 
 
-def _spread(at: Ints, lengths: Ints) -> Ints:
+def spread(at: Ints, lengths: Ints) -> Ints:
     """Place of every token of some parts."""
     total = int(lengths.sum())
     return np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(at, lengths)

@@ -78,6 +78,7 @@ def open_server(config: LoaderConfig, **given: Any) -> Iterator[FeedServer]:
         )
     defaults = {name: arguments.get(name) for name in _CLIENT_OPTIONS}
     own: dict[str, Any] = {"backend": "numpy", "device": None, "pin_memory": False, "prefetch": 0}
+    own |= {name: Shard.__dataclass_fields__[name].default for name in ("dp", "cp", "tp", "pp", "context")}
     with open_rank(config, **own) as loader, FeedServer(loader, defaults=defaults, **given) as server:
         yield server
 

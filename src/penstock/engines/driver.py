@@ -262,14 +262,14 @@ class Driver:
         running: dict[str, Task] = {}
         failures: dict[int, Exception] = {}
         while pending or running:
-            while pending and len(running) < max(1, self._executor.slots) and not failures:
+            while pending and len(running) < max(1, self._executor.room) and not failures:
                 task = pending.popleft()
                 running[task.name] = task
                 self._executor.submit(task)
             if failures:
                 first = min(failures)
                 pending = deque(task for task in pending if place[task.name] < first)
-                if pending and len(running) < max(1, self._executor.slots):
+                if pending and len(running) < max(1, self._executor.room):
                     task = pending.popleft()
                     running[task.name] = task
                     self._executor.submit(task)

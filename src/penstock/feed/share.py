@@ -34,7 +34,7 @@ class GroupShare:
             raise ConfigError(f"share must be a process group or a mesh of one dimension, got {group!r}")
         if "gloo" not in str(module.get_backend_config(found)):
             raise ConfigError(
-                f"share= passes batches on in main memory, and the group has the backend {module.get_backend(found)!r}; "
+                f"share= passes batches on in main memory, and the group's backend is {module.get_backend(found)!r}; "
                 "make it with gloo: torch.distributed.new_group(ranks, backend='gloo')"
             )
         self._module, self._group = module, found

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 import xxhash
 
-from penstock.errors import ConfigError, ResumeError
+from penstock.errors import ConfigError, PenstockError, ResumeError
 from penstock.files.states import StateFormat
+from penstock.order.compact_states import read_compact, write_compact
 from penstock.order.edits import edit_from_json, edits_digest
 from penstock.order.mixing import Drawn
 from penstock.order.plan import Plan
@@ -17,6 +18,10 @@ from penstock.order.positions import Position
 from penstock.order.sample_orders import OrderPosition
 
 STATE = StateFormat("plan", "a loader of prepared data")
+_MOST_PLANNED = 16
+"""Sources whose windows are planned to check a state."""
+_MOST_BYTES, _MOST_PLAIN = 4096, 256
+"""Larger states, and those of more sources, which would be larger, are written in less plain words."""
 _MOST_EDIT_BYTES = 2048
 """Edits that take more are left out of the state; they have to be made again before it is loaded."""
 
@@ -28,18 +33,48 @@ def to_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = No
         "plan": plan.fingerprint,
         "parts": _parts(plan),
         "global_batch": plan.global_batch,
-        **position_facts(position),
+        "epoch": position.epoch,
+        "step": position.step,
+        "samples": position.samples,
+        "places": None,
+        "drawn": None,
+        "marks": None,
         "edits": edits if len(orjson.dumps(edits)) <= _MOST_EDIT_BYTES else None,
         "edits_digest": edits_digest(plan.edits),
+        **(more or {}),
     }
-    return STATE.write({**facts, **(more or {})})
+    if len(plan.sources) <= _MOST_PLAIN:
+        plain = STATE.write({**facts, **_plain_position(position)})
+        if len(orjson.dumps(plain)) < _MOST_BYTES:
+            return plain
+    compact = write_compact(plan, position)
+    return STATE.write({**facts, **(_plain_position(position) if compact is None else {"compact": compact})})
+
+
+def _plain_position(position: Position) -> dict[str, Any]:
+    return {
+        "places": [cursor.to_json() for cursor in position.cursors],
+        "drawn": None if position.drawn is None else position.drawn.to_json(),
+        "marks": [start.to_json() for start in position.epoch_starts],
+    }
 
 
 def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> tuple[Plan, Position]:
     """Plan with the edits of a state, and the position of the state. A state of another plan is refused."""
     check_state(plan, state, new_batch_size=new_batch_size)
-    position = read_position(state)
-    plan = _with_edits_of(plan, state, position.step)
+    try:
+        numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
+        plan = _with_edits_of(plan, state, numbers["step"])
+        if (compact := state.get("compact")) is not None:
+            cursors, drawn, epoch_starts = read_compact(plan, compact, numbers["samples"])
+        else:
+            cursors, epoch_starts = (tuple(map(_cursor, state[name])) for name in ("places", "marks"))
+            drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, PenstockError):
+            raise
+        raise _damaged(repr(error)) from error
+    position = Position(cursors, drawn=drawn, epoch_starts=epoch_starts, **numbers)
     check_position(plan, position)
     return plan, position
 
@@ -50,9 +85,7 @@ def position_facts(position: Position) -> dict[str, Any]:
         "epoch": position.epoch,
         "step": position.step,
         "samples": position.samples,
-        "places": [cursor.to_json() for cursor in position.cursors],
-        "drawn": None if position.drawn is None else position.drawn.to_json(),
-        "marks": [start.to_json() for start in position.epoch_starts],
+        **_plain_position(position),
     }
 
 
@@ -69,7 +102,10 @@ def read_position(facts: Mapping[str, Any]) -> Position:
 
 
 def check_position(plan: Plan, position: Position) -> None:
-    """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next."""
+    """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next.
+
+    Of many sources only some are needed next: there, a cursor behind its window is refused when it is read.
+    """
     cursors, starts, drawn, count = position.cursors, position.epoch_starts, position.drawn, len(plan.sources)
     if len(cursors) != count or len(starts) != count:
         raise _damaged(f"it has {len(cursors)} places and {len(starts)} marks for {count} sources")
@@ -81,6 +117,8 @@ def check_position(plan: Plan, position: Position) -> None:
             raise _damaged(f"window {cursor.window} of {source.name!r} does not exist; it has {windows}")
         if start.window >= windows or start.epoch > cursor.epoch:
             raise _damaged(f"the epoch of {source.name!r} begins after its cursor")
+        if count > _MOST_PLANNED and source.order.even is None:
+            continue
         if cursor.index and cursor.index >= (size := source.order.size_of(cursor.epoch, cursor.window)):
             raise _damaged(f"sample {cursor.index} of a window of {source.name!r} does not exist; it has {size}")
     if drawn is None and not 0 <= cursors[0].epoch - position.epoch <= 1:
@@ -159,7 +197,12 @@ def _with_edits_of(plan: Plan, state: Mapping[str, Any], step: int) -> Plan:
 
 
 def _parts(plan: Plan) -> dict[str, str]:
-    return plan_parts(plan.describe())
+    """Parts of a plan, each as a few letters, so that a refusal can name the part that differs. Kept by the plan."""
+    if plan.parts is not None:
+        return plan.parts
+    parts = plan_parts(plan.describe())
+    object.__setattr__(plan, "parts", parts)
+    return parts
 
 
 def plan_parts(described: Mapping[str, Any]) -> dict[str, str]:
