@@ -23,7 +23,7 @@ from penstock.loaders.plan_engine import check_edited
 from penstock.memory.views import keep_freed
 from penstock.order.edits import edit_from_json
 from penstock.order.plan import Plan
-from penstock.order.states import read_position, to_state
+from penstock.order.states import plain_state, read_position
 
 _KEPT_BYTES = 24 << 20
 Received = tuple[TrainingBatch, FeedPosition]
@@ -126,7 +126,11 @@ class RemoteEngine:
                 self._connection.recover(error)
 
     def to_state(self, position: FeedPosition) -> dict[str, Any]:
-        return to_state(self.plan, position.position())
+        """State of a position. That of thousands of sources is written by the server, which knows their rows."""
+        state = plain_state(self.plan, position.position())
+        if state is None:
+            state = dict(self._ask("save", self.plan, position=position.facts).notes["answer"])
+        return state
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> FeedPosition:
         """Position of a state; the plan takes over the state's edits."""
