@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.ray_cluster import RayCluster, why_not
 from tests.servers import NatsServer, PostgresServer, RedisServer, S3Server, Server, missing
 
 # No deadlines: the first example may compile a kernel, and other work may share the machine.
@@ -114,3 +115,13 @@ def broker(request: pytest.FixtureRequest) -> Any:
 
     server = request.getfixturevalue(f"{request.param}_server")
     return NatsBroker(server.url) if request.param == "nats" else RedisBroker(server.url)
+
+
+@pytest.fixture(scope="session")
+def ray_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayCluster]:
+    """One for all processes of a run: the first that asks starts it, the last that leaves ends it."""
+    if reason := missing("ray") or why_not():
+        pytest.skip(reason)
+    folder = tmp_path_factory.getbasetemp()
+    with RayCluster(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) as cluster:
+        yield cluster

@@ -13,6 +13,7 @@
     ├── QueueNotFoundError (FileNotFoundError)  a queue directory, or its metadata, that is not there
     ├── StaleQueueError  (ValueError)       a queue, or a file in one, made with other metadata
     ├── ResumeError      (ValueError)       a state that belongs to another pipeline, or is damaged
+    ├── UnfinishedJobError (RuntimeError)   a part of a job is done, and other processes have to do the rest
     └── PluginError      (ImportError)      an entry point that cannot be loaded or used
 
 The built-in second parents let callers catch what they already know.
@@ -20,6 +21,7 @@ The built-in second parents let callers catch what they already know.
 
 from __future__ import annotations
 
+from types import FunctionType
 from typing import Any
 
 __all__ = [
@@ -37,11 +39,20 @@ __all__ = [
     "StaleQueueError",
     "StalledError",
     "StoppedError",
+    "UnfinishedJobError",
 ]
 
 
 class PenstockError(Exception):
-    """The root of the tree: catch this to catch all of it."""
+    """The root of the tree: catch this to catch all of it.
+
+    Errors pickle whole, so that those of another process arrive with their fields: a constructor that takes other
+    arguments than the message is not called again.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        reduced: Any = super().__reduce__()
+        return _rebuilt, (type(self), *reduced[1]), *reduced[2:]
 
 
 class ConfigError(PenstockError, ValueError):
@@ -130,8 +141,18 @@ class ResumeError(PenstockError, ValueError):
     """A saved state that belongs to another pipeline, another version, or is damaged."""
 
 
+class UnfinishedJobError(PenstockError, RuntimeError):
+    """A part of a job is done, and the rest is the work of other processes, or of `penstock join`."""
+
+
 class PluginError(PenstockError, ImportError):
     """An entry point that cannot be loaded, or is not what its group asks for."""
+
+
+def _rebuilt(kind: type[PenstockError], *arguments: Any) -> PenstockError:
+    """An error as it was before the rest of its state is set."""
+    own_constructor = isinstance(kind.__init__, FunctionType)
+    return kind.__new__(kind, *arguments) if own_constructor else kind(*arguments)
 
 
 def place(file: str | None, row: int | None, offset: int | None) -> str:

@@ -15,6 +15,7 @@ from penstock import __version__
 GROUPS = {
     "Prepare data": {
         "prepare": "Tokenize files into a store that training reads at random.",
+        "join": "Put the splits of `prepare --split` together.",
         "convert": "Convert stores from and to Megatron or MDS files.",
         "lint": "Check every row of a chat data set.",
         "show": "Print the tokens of a row, supervised ones in green.",

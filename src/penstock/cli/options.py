@@ -38,6 +38,10 @@ SetOption = Annotated[
         "list go by number, from 0. May be given several times.",
     ),
 ]
+EngineOption = Annotated[
+    str | None,
+    typer.Option(metavar="ENGINE", help="Where to run: local, ray, or ray://HOST:PORT. The output has the same bytes."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

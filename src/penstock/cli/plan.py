@@ -78,9 +78,13 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     by_epoch = " + ".join(f"{epoch['steps']:,}" for epoch in epochs[:8]) + " + ..." * (len(epochs) > 8)
     in_epochs = count(len(epochs), "epoch") + (f": {by_epoch}" if len(epochs) > 1 else "")
     yield "steps", f"{facts['steps']:,}", in_epochs + (f", {facts['skipped']:,} skipped" if facts["skipped"] else "")
-    ranks = f"{facts['batch_size']:,} for each of {count(facts['world_size'], 'rank')}"
-    yield "global batch", f"{facts['global_batch']:,}", f"samples, {ranks}"
+    each = f"{facts['batch_size']:,} for each of {count(facts['world_size'], 'rank')}"
+    yield "global batch", f"{facts['global_batch']:,}", f"samples, {each}"
     yield "samples", f"{facts['samples']:,}", f"of {facts['documents']:,} documents or parts of them"
+    if (ranks := facts["imbalance"]) is not None:
+        measured = f" (first {ranks['steps']:,} steps)" if ranks["steps"] < facts["steps"] else ""
+        costs = f"cost of the slowest rank over the mean, if contiguous; {ranks['balanced']:.3f} if {ranks['sharding']}"
+        yield "imbalance", f"{ranks['contiguous']:.3f}", costs + measured
     per_step = facts["tokens"] / facts["steps"] if facts["steps"] else 0
     yield "tokens", f"{facts['tokens']:,}", f"{per_step:,.0f} per step"
     yield "padding", _percent(facts["padding_share"]), f"{facts['slots'] - facts['tokens']:,} of {facts['slots']:,}"

@@ -11,7 +11,10 @@ import typer
 from rich.console import Console
 
 from penstock.cli.console import count, fact_table, log_lines, print_json, print_table, say
-from penstock.cli.options import JsonOption, QuietOption, command
+from penstock.cli.join import save_arguments
+from penstock.cli.options import EngineOption, JsonOption, QuietOption, command
+from penstock.engines.run import JobEngine, RayEngine, engine_of
+from penstock.errors import ConfigError, UnfinishedJobError
 from penstock.files.filesystems import shown
 from penstock.loaders import Prepared, Recipe
 from penstock.loaders import prepare as prepare_store
@@ -40,6 +43,13 @@ def prepare(
     cache: Annotated[
         str | None, typer.Option(metavar="URL", help="Cache that machines share: redis://, s3://, or a directory.")
     ] = None,
+    engine: EngineOption = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            metavar="I/N", help="Do this part of the work, 1/16 to 16/16; `penstock join STORE` does the rest."
+        ),
+    ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -52,20 +62,54 @@ def prepare(
     Rows with a column `text` are documents. Chats (messages, ShareGPT, Alpaca, prompt/completion) are rendered with the
     template and validated. Pairs of answers (chosen, rejected) and answers with a label (KTO) need --preference. The
     same command resumes after a crash, and does nothing if the store is complete.
+
+    With --engine ray, a cluster does the work; with --split I/N, N processes of a Slurm array or a Kubernetes job that
+    share a file system. The store has the same bytes.
     """
     console, memory = Console(stderr=True), MemoryBudget(budget)
-    with log_lines(console, logging.WARNING if quiet else logging.INFO):
-        prepared = prepare_store(
-            inputs,
-            out,
-            Recipe(**recipe),
-            mode=mode,
-            config=PipelineConfig(workers=workers or "auto", on_error=on_error, quarantine=quarantine),  # type: ignore[arg-type]
-            budget=memory,
-            wait_seconds=wait_seconds,
-            progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
-            cache=cache,
+    asked: dict[str, Any] = {"inputs": inputs, "out": out, "recipe": recipe, "mode": mode}
+    asked |= {"on_error": on_error, "quarantine": quarantine, "budget": budget, "workers": workers}
+    chosen: Any = None if engine in (None, "local") else engine
+    if chosen is not None and split is not None:
+        raise ConfigError("--split is for runs without an engine, and --engine shares out the work itself; omit one")
+    if chosen is not None:
+        chosen = RayEngine(
+            address=None if engine == "ray" else engine, memory=memory.capacity, cpus_per_task=workers or 1
         )
+        engine_of(engine)
+    with log_lines(console, logging.WARNING if quiet else logging.INFO):
+        if split is not None:
+            chosen = _share(split)
+            save_arguments(asked)
+        try:
+            prepared = prepare_store(
+                inputs,
+                out,
+                Recipe(**recipe),
+                mode=mode,
+                config=PipelineConfig(workers=workers or "auto", on_error=on_error, quarantine=quarantine),  # type: ignore[arg-type]
+                budget=memory,
+                wait_seconds=wait_seconds,
+                progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
+                cache=cache,
+                engine=chosen,
+            )
+        except UnfinishedJobError as state:
+            say(f"split {split}: {state}")
+            return
+    print_prepared(prepared, memory, as_json=as_json, quiet=quiet)
+
+
+def _share(split: str) -> JobEngine:
+    """The part of the work that `3/16` names."""
+    part, _, parts = split.partition("/")
+    if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
+        raise ConfigError(f"--split takes a number and the number of splits, 1/16 to 16/16, got {split!r}")
+    return JobEngine(share=(int(part) - 1, int(parts)))
+
+
+def print_prepared(prepared: Prepared, memory: MemoryBudget, *, as_json: bool, quiet: bool) -> None:
+    """Print the store and the report of the run that made it."""
     if as_json:
         print_json(_facts(prepared), indent=False)
     elif not quiet:

@@ -16,7 +16,15 @@ import typer
 from rich.console import Console
 
 from penstock.cli.console import count, log_lines, print_json, print_table, report_errors
-from penstock.cli.options import DebugOption, JsonOption, QuietOption, SetOption, check_assignments, command
+from penstock.cli.options import (
+    DebugOption,
+    EngineOption,
+    JsonOption,
+    QuietOption,
+    SetOption,
+    check_assignments,
+    command,
+)
 from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelled_out
 from penstock.corpus.dedup.stages import Dedup
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
@@ -75,6 +83,7 @@ def run(
         bool, typer.Option("--dry-run", help="Build and check everything, columns too; process no rows.")
     ] = False,
     as_json: JsonOption = False,
+    engine: EngineOption = None,
     checkpoint: Annotated[
         str | None,
         typer.Option(metavar="DIR", help="Save progress here and resume from it, instead of the file's checkpoint."),
@@ -119,26 +128,28 @@ def run(
             print_json(facts, indent=False)
         else:
             typer.echo("\n".join(_lines(described, extent, columns)))
+            if engine not in (None, "local"):
+                typer.echo(described.pipeline.explain(engine))
         return
     kept = described.checkpoint
     stopped = f"the same command resumes from {shown_place(kept)}" if kept else "unfinished output was removed"
     with report_errors(debug=debug, stopped=f"stopped; {stopped}"):
-        report = _run(described, extent, quiet=quiet)
+        report = _run(described, extent, engine, quiet=quiet)
     if as_json:
         print_json({"pipeline": str(described.pipeline), **report.to_dict()}, indent=False)
     elif not quiet:
         print_table(closing_table(report, budget_bytes=described.pipeline.budget.capacity))
 
 
-def _run(described: PipelineFile, extent: Extent, *, quiet: bool) -> Report:
+def _run(described: PipelineFile, extent: Extent, engine: str | None, *, quiet: bool) -> Report:
     pipeline = described.pipeline
     console = Console(stderr=True)
     with log_lines(console, logging.WARNING if quiet else logging.INFO):
         fit_transforms(pipeline, described.to_fit, None if quiet else console)
         if quiet:
-            return pipeline.run(described.checkpoint)
+            return pipeline.run(described.checkpoint, engine=engine)
         with progress_on(console, extent, str(pipeline)) as progress:
-            return pipeline.run(described.checkpoint, progress=progress)
+            return pipeline.run(described.checkpoint, progress=progress, engine=engine)
 
 
 def _resumes(described: PipelineFile) -> bool:

@@ -100,6 +100,8 @@ class _Job:
     budget: MemoryBudget | int | str | None
     cache: SharedCache | None
     """Where others may have put the store, and where it is put."""
+    engine: Any = None
+    """Where the pipeline runs; None: in this process."""
     inputs: _Inputs
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
@@ -135,6 +137,7 @@ def prepare(
     wait_seconds: float = 0.0,
     progress: Progress | None = None,
     cache: CacheSpec | None = None,
+    engine: Any = None,
 ) -> Prepared:
     """Make the token store of some files, unless it exists already, made of the same bytes with the same recipe.
 
@@ -146,7 +149,8 @@ def prepare(
     made of an iterator, whose content is not known before it is read, is not recognised again.
     `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
     With a `cache` (its URL, see `open_cache`), a store that another machine has made is fetched, and one that is made
-    here is put there; `mode` has to be "create".
+    here is put there; `mode` has to be "create". `engine="ray"` prepares on a cluster, with the same bytes; see
+    `Pipeline.run`.
     """
     target = output_place(out, "out")
     opened = OpenedRecipe.of(recipe, inputs)
@@ -159,7 +163,9 @@ def prepare(
             f"cache= is for a store on this machine, and {shown_place(target)} is in a bucket, where other machines "
             "find it; omit cache"
         )
-    job = _Job(opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files)
+    job = _Job(
+        opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files, engine=engine
+    )
     return _make(job, wait_seconds, progress)
 
 
@@ -310,6 +316,8 @@ class Workplace:
 def _make(job: _Job, wait_seconds: float, progress: Progress | None) -> Prepared:
     if isinstance(job.out, Path):
         job.out.parent.mkdir(parents=True, exist_ok=True)
+    if getattr(job.engine, "share", None) is not None:
+        return _prepare(job, progress)  # beside others
     with job.work.lock() as lock:
         if not lock.acquire() and wait_seconds > 0:
             _log.info("%s prepares %s; waiting for it", lock.owner(), job.shown)
@@ -347,7 +355,9 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
             return Prepared(job.path, existing, None)
     elif existing is not None:
         _check_goes_with(job, existing, steps)
-    if not job.work.has(checkpoint):
+    if job.engine is not None:
+        pass  # the job has a directory of its own
+    elif not job.work.has(checkpoint):
         # A checkpoint of another input or recipe cannot be resumed, since this run writes to the same place.
         job.discard_checkpoint()
     elif (
@@ -366,12 +376,14 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
     resumable = checkpoint if isinstance(source, Stateful) and not getattr(source, "not_resumable", None) else None
     job.opened.log_bos(steps)
     pipeline = Pipeline(source, steps.transforms, sink, config=job.config, budget=job.budget)
+    if job.engine is not None:
+        resumable = None
     try:
         if progress is None:
-            report = pipeline.run(resumable)
+            report = pipeline.run(resumable, engine=job.engine)
         else:
             with progress(pipeline) as shown:
-                report = pipeline.run(resumable, progress=shown)
+                report = pipeline.run(resumable, progress=shown, engine=job.engine)
     except (BrokenStageError, ChangedFileError):
         job.discard_checkpoint()  # its rows come from a broken stage, or from a mix of two states of a file
         raise

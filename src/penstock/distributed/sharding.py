@@ -52,8 +52,9 @@ class Strided:
 class Balanced:
     """Parts of about equal cost, so that no rank waits for the others at the end of a step.
 
-    `cost` maps sample sizes to costs. With `equal_size` the counts differ by at most one too; without it, one rank may
-    get many short samples and another a few long ones. Within a rank, samples keep their order.
+    `cost` maps lengths of documents to costs; a sample of several documents, such as a packed row, costs their sum:
+    tokens attend within their document only. With `equal_size` the counts of samples differ by at most one too; without
+    it, one rank may get many cheap samples and another a few expensive ones. Within a rank, samples keep their order.
     """
 
     cost: Callable[[Numbers], npt.NDArray[Any]] = attention_cost
@@ -61,6 +62,16 @@ class Balanced:
 
     def shares(self, sizes: Numbers, world: int) -> list[Numbers]:
         return karmarkar_karp(self.cost(sizes), world, equal_size=self.equal_size)
+
+    def shares_of_documents(self, lengths: Numbers, offsets: Numbers, world: int) -> list[Numbers]:
+        """As `shares`; sample i consists of documents of the lengths `lengths[offsets[i] : offsets[i + 1]]`."""
+        return karmarkar_karp(self.costs(lengths, offsets), world, equal_size=self.equal_size)
+
+    def costs(self, lengths: Numbers, offsets: Numbers) -> npt.NDArray[np.float64]:
+        """Cost of each sample: the sum over its documents."""
+        count = len(offsets) - 1
+        owners = np.repeat(np.arange(count), np.diff(offsets))
+        return np.bincount(owners, self.cost(lengths), count).astype(np.float64, copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +145,27 @@ def canonical_streams(global_batch: int, wanted: int = 64) -> int:
     return min(fitting, key=lambda number: (max(number / wanted, wanted / number), -number))
 
 
-def shares_of(sharding: Sharding, sizes: Numbers, world: int) -> list[Numbers]:
-    """Checked result of `sharding.shares`: every sample exactly once, and no rank empty without need."""
-    shares = [np.asarray(share) for share in sharding.shares(sizes, world)]
+@runtime_checkable
+class DocumentSharding(Sharding, Protocol):
+    """Sharding that looks at the documents of samples, not at their sizes alone."""
+
+    def shares_of_documents(self, lengths: Numbers, offsets: Numbers, world: int) -> list[Numbers]:
+        """As `shares`; sample i consists of documents of the lengths `lengths[offsets[i] : offsets[i + 1]]`."""
+        ...
+
+
+def shares_of(
+    sharding: Sharding, sizes: Numbers, world: int, documents: tuple[Numbers, Numbers] | None = None
+) -> list[Numbers]:
+    """Checked result of `sharding.shares`: every sample exactly once, and no rank empty without need.
+
+    `documents` are the lengths of all documents and the offsets of each sample's, where samples may hold several.
+    """
+    if documents is not None and isinstance(sharding, DocumentSharding):
+        found = sharding.shares_of_documents(*documents, world)
+    else:
+        found = sharding.shares(sizes, world)
+    shares = [np.asarray(share) for share in found]
     if len(shares) != world:
         raise ConfigError(f"{sharding!r} made {len(shares)} shares for {world} ranks, expected one for each")
     for rank, share in enumerate(shares):

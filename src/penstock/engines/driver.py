@@ -21,7 +21,7 @@ from penstock.engines.plan import JobPlan
 from penstock.engines.shards import shard_tasks
 from penstock.engines.splits import Bundle, bundles_of, described
 from penstock.engines.work import JobWork, input_mark, moved, row_unknown, shifted
-from penstock.errors import ConfigError, DataError, ResumeError, StageError
+from penstock.errors import ConfigError, DataError, ResumeError, StageError, UnfinishedJobError
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import fingerprint
 from penstock.pipeline.functions import FunctionStage
@@ -65,9 +65,10 @@ class Driver:
         executor: Executor,
         options: JobOptions,
         progress: Progress | None = None,
+        share: tuple[int, int] | None = None,
     ) -> None:
         self._pipeline, self._directory, self._executor = pipeline, directory, executor
-        self._options, self._progress = options, progress
+        self._options, self._progress, self._share = options, progress, share
         self._plan = JobPlan.of(pipeline)
         self._started = time.monotonic()
         self._crashes: Counter[str] = Counter()
@@ -78,7 +79,10 @@ class Driver:
     # -- plan --------------------------------------------------------------------------------------------------------
 
     def run(self) -> Report:
-        """The whole job, or what is left of it."""
+        """The whole job, or what is left of it; with a share, that part of the tasks, which ends in an error that says
+        what is left to others."""
+        if self._share is not None:
+            return self._run(self._directory.read_json(PLAN_NAME))
         with self._directory.lock() as lock:
             lock.hold(f"the job in {self._directory.shown}")
             saved = self._directory.read_json(PLAN_NAME)
@@ -103,7 +107,8 @@ class Driver:
         work = self._work(saved)
         marker = secrets.token_hex(16)
         self._directory.make()
-        self._directory.home.write(MARKER_NAME, marker.encode())
+        if self._share is None:
+            self._directory.home.write(MARKER_NAME, marker.encode())
         checks: dict[str, Any] = {"marker": [self._directory.home.place(MARKER_NAME), marker], "files": []}
         if has_files(self._pipeline.source):
             checks["files"] = [list(entry) for entry in input_files(self._pipeline.source)[:1]]
@@ -115,6 +120,8 @@ class Driver:
                 self._run_tasks(self._duplicate_tasks(work, number))
         records = [self._records(number, len(work.bundles)) for number in range(last + 1)]
         self._check_lost()
+        if self._share is not None:
+            raise UnfinishedJobError("all splits are done; `penstock join` puts them together")
         report = self._end(work, records)
         self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
         return report
@@ -158,7 +165,8 @@ class Driver:
         if self._options.split_bytes is not None:
             return self._options.split_bytes
         total = sum(size for _, size in input_files(self._pipeline.source))
-        return max(4 << 20, min(128 << 20, total // (4 * max(1, self._executor.slots))))
+        workers = self._executor.slots if self._share is None else self._share[1]
+        return max(4 << 20, min(128 << 20, total // (4 * max(1, workers))))
 
     def _partitions(self, bundles: Sequence[Bundle]) -> int:
         if self._options.partitions is not None:
@@ -248,7 +256,8 @@ class Driver:
         done = self._directory.done()
         order = list(tasks)
         place = {task.name: number for number, task in enumerate(order)}
-        pending = deque(task for task in order if task.name not in done)
+        mine = order if self._share is None else order[self._share[0] :: self._share[1]]
+        pending = deque(task for task in mine if task.name not in done)
         self._tasks, self._finished = len(order), len(order) - len(pending)
         running: dict[str, Task] = {}
         failures: dict[int, Exception] = {}
@@ -275,6 +284,14 @@ class Driver:
         if failures:
             number = min(failures)
             raise self._located(failures[number], order[number])
+        if self._share is not None:
+            done = self._directory.done()
+            left = sum(task.name not in done for task in order)
+            if left:
+                raise UnfinishedJobError(
+                    f"{len(mine):,} of {len(order):,} tasks of this step are done, and {left:,} are left to other "
+                    f"splits; when they have ended, `penstock join` does the rest"
+                )
 
     def _take(
         self, outcome: Outcome, pending: deque[Task], failures: dict[int, Exception], place: dict[str, int]
@@ -312,7 +329,9 @@ class Driver:
             return error
         before = 0
         for number in range(task.arguments["number"]):
-            record = self._directory.record(f"map-0-{number:06d}")
+            record = self._directory.read_json(f"done/map-0-{number:06d}")
+            if record is None:  # the work of another process
+                return moved(error, None)
             before += sum(
                 records
                 for (file, _), records in zip(record["runs"], record["records"])
@@ -453,6 +472,10 @@ class Driver:
             "file_bytes_done": None,
             "dropped": 0,
             "bad_rows": 0,
+            "stages": [],
+            "workers": self._executor.slots,
+            "memory": {"used": 0, "limit": self._options.task_budget_bytes, "peak": 0, "by_owner": {}},
+            "bottleneck": f"{self._finished:,} of {self._tasks:,} tasks are done",
             "tasks": self._tasks,
             "tasks_done": self._finished,
             **self._executor.snapshot(),

@@ -67,7 +67,7 @@ class JobDirectory:
         if isinstance(self.home, LocalHome):
             for folder in (_DONE, _PARTS):
                 shutil.rmtree(self.home.path / folder, ignore_errors=True)
-            for name in (PLAN_NAME, MARKER_NAME):
+            for name in (PLAN_NAME, MARKER_NAME, "prepare.json"):
                 self.home.delete(name)
             with contextlib.suppress(OSError):  # files of others, or the lock of a driver
                 self.home.path.rmdir()

@@ -10,16 +10,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.errors import ConfigError
 from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.stages import Block, Decoded, Origin, Source
-from penstock.sources.blocks import BlockPosition
+from penstock.sources.blocks import BlockPosition, RecordSpans
 from penstock.sources.file_source import FileList, FileSource
 from penstock.sources.memory import MemorySource
 from penstock.sources.record_source import RecordSource
@@ -138,12 +139,25 @@ class RecordSplit(Source):
         place = self._alone.place
         if self._empty or place.file or (self._stop is not None and place.offset >= self._stop):
             return None
-        # A block ends within its limit, or holds one long record: none of its records begins behind the split.
         most = max_bytes if self._stop is None else min(max_bytes, self._stop - place.offset)
         block = self._alone.next_block(most)
+        if block is not None and self._stop is not None:
+            block = self._within(block, self._stop)
         if block is not None:
             self.records = block.origin.row + (block.meta["records"] or 0)
         return block
+
+    def _within(self, block: Block, stop: int) -> Block:
+        """The records of a block that begin before the end of the split."""
+        offset = block.origin.offset or 0
+        if offset + block.nbytes <= stop:
+            return block
+        starts = RecordSpans(block).starts
+        count = int(np.searchsorted(starts, stop - offset))
+        if count == len(starts):
+            return block
+        data = block.data.slice(0, int(starts[count]))
+        return replace(block, data=data, nbytes=data.size, meta={**block.meta, "records": count})
 
     def decode(self, block: Block) -> Decoded:
         return self._alone.decode(block)

@@ -273,11 +273,7 @@ class DiskCache:
 
     def _files(self, key: str) -> list[Path]:
         """The file of a key; two for a moment while it is being replaced."""
-        folder = self._folder(key)
-        try:
-            return [file for file in folder.iterdir() if file.name.startswith(f"{_MARK}{key}~")]
-        except FileNotFoundError:
-            return []
+        return [file for file in _listed(self._folder(key)) if file.name.startswith(f"{_MARK}{key}~")]
 
     def _find(self, key: str, *, touch: bool = True) -> Path | None:
         newest: tuple[int, Path] | None = None
@@ -295,10 +291,10 @@ class DiskCache:
         """Every entry. Old unfinished files of killed writers are removed."""
         if not self.directory.is_dir():
             return
-        for folder in self.directory.iterdir():
+        for folder in _listed(self.directory):
             if not _FOLDER.fullmatch(folder.name) or folder.is_symlink() or not folder.is_dir():
                 continue
-            for file in folder.iterdir():
+            for file in _listed(folder):
                 if _FILE.fullmatch(file.name):
                     yield file
                 elif _HALF.fullmatch(file.name):
@@ -343,6 +339,14 @@ def _made_once(lock_path: Path, name: str, wait_seconds: float) -> Iterator[None
 def _entry(file: Path) -> CacheEntry:
     stat = file.stat()
     return CacheEntry(file.name.rpartition("~")[0].removeprefix(_MARK), stat.st_size, stat.st_mtime)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if it was deleted."""
+    try:
+        return list(folder.iterdir())
+    except FileNotFoundError:
+        return []
 
 
 def _unlink(file: Path) -> bool:

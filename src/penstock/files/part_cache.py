@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import re
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from penstock._forks import renewed
 from penstock.errors import ConfigError
 from penstock.files.atomic import AtomicFile, remove_unlocked
 from penstock.files.locks import FileLock
@@ -43,6 +45,7 @@ _STRAY_SECONDS = 600.0
 _TOUCH_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _MOST_REMEMBERED = 1 << 18
+_ON_WINDOWS = os.name == "nt"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -92,11 +95,14 @@ class PartCache:
         """Parts whose checksum was right, with the inode and time they had then."""
         self._touched: dict[str, float] = {}
         self._users: weakref.WeakSet[Any] = weakref.WeakSet()
+        """Replaced rather than changed, since a thread that evicts may be going through it."""
+        self._guard = renewed(threading.Lock())
         self._warned = self._wanted = False
 
     def add_users(self, users: PartUsers) -> None:
         """Ask somebody what to evict, as long as they exist."""
-        self._users.add(users)
+        with self._guard:
+            self._users = weakref.WeakSet([*self._users, users])
 
     def has(self, name: str, size: int) -> bool:
         """True if a part is there with its size; its content is not looked at."""
@@ -129,26 +135,29 @@ class PartCache:
             return found if found is not None else self._fetched(name, size, fetch, digest)
 
     def find(self, name: str, size: int, digest: str | None = None) -> pa.Buffer | None:
-        """A part that is there and, at first use in this process, intact. A damaged one is removed and logged."""
+        """A part that is there and, at first use in this process, intact. A damaged one is removed and logged.
+
+        The file may be evicted or replaced at any moment: what is returned is what was mapped, and checked as such.
+        """
         path = self._path(name)
         try:
             stat = path.stat()
             if stat.st_size != size + _DIGEST_BYTES:
                 raise DamagedPartError(f"it has {stat.st_size} bytes, expected {size + _DIGEST_BYTES}")
-            with pa.memory_map(str(path)) as file:
-                whole = file.read_buffer()
+            whole = _mapped(path)
             if len(whole) != stat.st_size:
                 return None
             part = whole.slice(0, size)
-            mark = (stat.st_ino, stat.st_mtime_ns)
-            if self._checked.get(name) != mark:
+            mark = stat.st_ino, stat.st_mtime_ns
+            if self._checked.get(name) != mark or not _has_mark(path, mark):
                 _check(part, whole.slice(size).to_pybytes().hex(), digest)
                 self._checked[name] = mark
-            self._touch(name, path)
+            self._touch(name, path, stat.st_ino)
             return part
         except DamagedPartError as error:
             log.warning("%s is damaged: %s; it is fetched again", path, error)
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not ours to remove, or (Windows) mapped by others: then it is replaced
+                path.unlink()
             return None
         except (OSError, ValueError):
             return None
@@ -200,34 +209,36 @@ class PartCache:
                         length += len(chunk)
                     self._check_fetched(summed.hexdigest(), length, size, digest)
                     target.file.write(summed.digest())
+                    target.file.flush()
+                    stat = os.fstat(target.file.fileno())
+                    if not _ON_WINDOWS:  # which renames no file that is mapped
+                        whole = _mapped(target.temporary)  # before it has a name under which others may evict it
+                if _ON_WINDOWS:
+                    whole = _mapped(path)
             except FileNotFoundError:
-                continue  # the directory was deleted meanwhile
+                continue  # the directory was deleted meanwhile, or the part was evicted (Windows)
             except OSError as error:
                 if isinstance(error, (ConnectionError, TimeoutError)) or error.errno is None:
                     raise  # of the network
                 self._shrink(error)
                 continue
             self.fetched_bytes += size
-            return self._added(name, path, size)
+            self._note_added(name, size, (stat.st_ino, stat.st_mtime_ns))
+            return whole.slice(0, size)
         chunks = [bytes(chunk) for chunk in fetch()]
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         self._check_fetched(xxhash.xxh3_128_hexdigest(data), len(data), size, digest)
         self.fetched_bytes += size
         return pa.py_buffer(data)
 
-    def _added(self, name: str, path: Path, size: int) -> pa.Buffer:
-        """A part that was just written, mapped before it may be evicted."""
-        with pa.memory_map(str(path)) as file:
-            part = file.read_buffer().slice(0, size)
-        with contextlib.suppress(OSError):
-            stat = path.stat()
-            self._checked[name] = stat.st_ino, stat.st_mtime_ns
+    def _note_added(self, name: str, size: int, mark: tuple[int, int]) -> None:
+        """Note a part that was written and checked just now, and make room if it takes more than there is."""
+        self._checked[name] = mark
         self._touched[name] = time.monotonic()
         if self._room is not None:
             self._room -= size
         if self._room is None or self._room < 0:
             self.evict()
-        return part
 
     def _check_fetched(self, summed: str, length: int, size: int, digest: str | None) -> None:
         if length != size:
@@ -284,7 +295,7 @@ class PartCache:
                     if lock.acquire():
                         lock.release()
 
-    def _touch(self, name: str, path: Path) -> None:
+    def _touch(self, name: str, path: Path, inode: int) -> None:
         """Note the use of a part, not more than once a minute."""
         now = time.monotonic()
         if now - self._touched.get(name, -_TOUCH_SECONDS) >= _TOUCH_SECONDS:
@@ -294,7 +305,8 @@ class PartCache:
             with contextlib.suppress(OSError):
                 os.utime(path)
                 stat = path.stat()
-                self._checked[name] = stat.st_ino, stat.st_mtime_ns
+                if stat.st_ino == inode:  # another file, put there meanwhile, is still to be checked
+                    self._checked[name] = stat.st_ino, stat.st_mtime_ns
 
     def _path(self, name: str) -> Path:
         return self.directory / name[:2] / name
@@ -309,6 +321,21 @@ class PartCache:
 
     def __repr__(self) -> str:
         return f"PartCache({str(self.directory)!r}, limit_bytes={self.limit_bytes})"
+
+
+def _mapped(path: Path) -> pa.Buffer:
+    """A whole file as memory that stays valid when the file is removed; no descriptor stays open."""
+    with pa.memory_map(str(path)) as file:
+        return file.read_buffer()
+
+
+def _has_mark(path: Path, mark: tuple[int, int]) -> bool:
+    """True if the file at a path is the one with this inode and time."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return False
+    return (stat.st_ino, stat.st_mtime_ns) == mark
 
 
 def _check(part: pa.Buffer, written: str, digest: str | None) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import hashlib
 import io
 import logging
@@ -253,17 +254,20 @@ def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | Non
         raise ConfigError(f"older_than_days must not be negative, got {older_than_days}; None is all of them")
     before = None if older_than_days is None else time.time() - 86_400 * older_than_days
     freed = 0
-    for copy in _cache(cache_dir).glob("*/*/*"):
-        if copy.name[0] == "." or not copy.is_file() or (before is not None and copy.stat().st_mtime >= before):
-            continue
-        with FileLock(lock_of(copy)) as lock, contextlib.suppress(PermissionError):
+    folder = _cache(cache_dir)
+    for name in glob.iglob("*/*/*", root_dir=folder):  # noqa: PTH207 - passes over folders that others delete meanwhile
+        copy = folder / name
+        # Another process may have deleted it first, and Windows keeps what is open.
+        with contextlib.suppress(FileNotFoundError, PermissionError), FileLock(lock_of(copy)) as lock:
+            if not copy.is_file() or (before is not None and copy.stat().st_mtime >= before):
+                continue
             if lock.acquire():
                 size = copy.stat().st_size
                 copy.unlink()
                 freed += size
-        for folder in (copy.parent, copy.parent.parent):
+        for parent in (copy.parent, copy.parent.parent):
             with contextlib.suppress(OSError):  # another state of the file, or another copy being made, is in it
-                folder.rmdir()
+                parent.rmdir()
     return freed
 
 

@@ -339,7 +339,8 @@ class PlanEngine:
             low, high = share_cuts(len(samples), rank.world_size)[rank.rank : rank.rank + 2].tolist()
             first, last = samples.offsets[low], samples.offsets[high]
             return Share(step, samples.slice(low, high), step.sources[first:last])
-        mine = shares_of(self.options.sharding_strategy, samples.sizes(), rank.world_size)[rank.rank]
+        documents = None if samples.single else (samples.lengths, samples.offsets)
+        mine = shares_of(self.options.sharding_strategy, samples.sizes(), rank.world_size, documents)[rank.rank]
         sources = Samples(samples.offsets, step.sources, samples.starts, samples.lengths).take(mine).rows
         return Share(step, samples.take(mine), sources)
 

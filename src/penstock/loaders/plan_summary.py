@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from penstock.batching.backends import BACKENDS
 from penstock.batching.collate import BatchLayout
 from penstock.batching.supervision import Supervision
 from penstock.corpus.prepare import losses_of
+from penstock.distributed.sharding import Balanced, Contiguous, Sharding, shares_of
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.order.edits import Ban, Skip
@@ -26,6 +28,8 @@ Ints = npt.NDArray[np.int64]
 _ROWS_AT_ONCE = 1 << 18
 _PREFETCH = 2
 """Prefetched batches, if the loader decides by itself."""
+_COSTED_SAMPLES = 1 << 15
+"""Samples whose steps are sharded to measure the imbalance of ranks: below a second."""
 
 
 @dataclass(slots=True)
@@ -64,6 +68,24 @@ class SourceSummary:
 
 
 @dataclass(slots=True)
+class Imbalance:
+    """Cost of the slowest rank over the mean of all ranks: 1.25 means that ranks wait a fifth of the time.
+
+    Maxima and means are added up over the first steps of the plan. The cost is that of a `Balanced` sharding: documents
+    of packed rows count each by itself.
+    """
+
+    sharding: str
+    """Sharding of the loader; `balanced` if that is contiguous."""
+    contiguous: float
+    """With contiguous parts, which is the default."""
+    balanced: float
+    """With `sharding`."""
+    steps: int
+    """Number of steps that were measured."""
+
+
+@dataclass(slots=True)
 class _Content(_Totals):
     """Counts and shares over all epochs. A share is None where there is nothing to divide by."""
 
@@ -95,6 +117,8 @@ class PlanSummary(_Content):
     world_size: int = 1
     global_batch: int = 0
     """Samples of a step."""
+    imbalance: Imbalance | None = None
+    """Of the ranks; None for a single rank."""
     epochs: list[EpochSummary] = field(default_factory=list)
     sources: list[SourceSummary] = field(default_factory=list)
 
@@ -133,6 +157,7 @@ class _Counter:
         self._drawn = np.zeros(len(self._orders), np.int64)
         self._room = self._packed = self._most_slots = 0
         self._lost: Counter[str] = Counter()
+        self._costs = _RankCosts(loader.options.sharding_strategy, self._world_size)
         self._summary = PlanSummary(
             plan=self._plan.fingerprint,
             edits=len(self._plan.edits),
@@ -162,6 +187,7 @@ class _Counter:
         found.documents += len(samples.rows)
         found.longest_sample = max(found.longest_sample, int(sizes.max(initial=0)))
         self._count_sources(samples, sources)
+        self._costs.add(samples, bounds)
 
     def _epoch(self, number: int) -> EpochSummary:
         epochs = self._summary.epochs
@@ -178,6 +204,7 @@ class _Counter:
         found.padding_share = _share(found.slots - found.tokens, found.slots)
         found.supervised_share = _share(found.supervised, found.tokens)
         found.packing_efficiency = _share(self._packed, self._room)
+        found.imbalance = self._costs.result()
         for order, drawn, source in zip(self._orders, self._drawn.tolist(), found.sources):
             source.passes = passes_of(order, drawn) if passes is None else float(passes)
             source.share = source.tokens / found.tokens if found.tokens else 0.0
@@ -256,6 +283,36 @@ class _Counter:
                 self._room += own * order.capacity
             if order.truncation is not None and (policy := order.truncation.policy) in ("left", "right"):
                 self._lost[f"cut off (truncation={policy})"] += int((order.table.lengths(rows) - lengths).sum())
+
+
+class _RankCosts:
+    """Costs of the slowest and the mean rank, step by step: with contiguous parts, and with another sharding."""
+
+    def __init__(self, sharding: Sharding, world: int) -> None:
+        self._sharding: Sharding = Balanced() if isinstance(sharding, Contiguous) else sharding
+        self._cost = sharding if isinstance(sharding, Balanced) else Balanced()
+        self._world, self._samples, self._steps = world, 0, 0
+        self._slowest = np.zeros(2)
+        self._mean = 0.0
+
+    def add(self, samples: Samples, bounds: Ints) -> None:
+        for low, high in pairwise(bounds.tolist()):
+            if self._world == 1 or self._samples >= _COSTED_SAMPLES:
+                return
+            step = samples.slice(low, high)
+            costs = self._cost.costs(step.lengths, step.offsets)
+            documents = None if step.single else (step.lengths, step.offsets)
+            for number, sharding in enumerate((Contiguous(), self._sharding)):
+                shares = shares_of(sharding, step.sizes(), self._world, documents)
+                self._slowest[number] += max(float(costs[share].sum()) for share in shares)
+            self._mean += float(costs.sum()) / self._world
+            self._samples, self._steps = self._samples + len(step), self._steps + 1
+
+    def result(self) -> Imbalance | None:
+        if not self._mean:
+            return None
+        contiguous, balanced = (self._slowest / self._mean).tolist()
+        return Imbalance(type(self._sharding).__name__.lower(), contiguous, balanced, self._steps)
 
 
 def _dropped(order: Order) -> int:

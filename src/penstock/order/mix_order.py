@@ -23,7 +23,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 import numpy as np
 import numpy.typing as npt
 
-from penstock.order.schedules import ScheduleSegment
+from penstock.order.schedules import ScheduleSegment, weights_of
 
 _NEVER = 1 << 80
 # Longest table of draws: four decimals of weight make a period of 10,000.
@@ -43,7 +43,7 @@ class WeightSegment:
 
 def weight_segments(part: ScheduleSegment, samples_per_step: int) -> list[WeightSegment]:
     """Weight segments of a part of a schedule."""
-    points = [(step, tuple(Fraction(share, sum(shares)) for share in shares)) for step, shares in part.points]
+    points = [(step, weights_of(shares)) for step, shares in part.points]
     segments: list[WeightSegment] = []
     for (step, weights), (stop, target) in zip(points, [*points[1:], points[-1]]):
         start = step * samples_per_step

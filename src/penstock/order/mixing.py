@@ -95,21 +95,22 @@ class Mixture:
 
     def __init__(self, names: Sequence[str], schedule: Schedule, samples_per_step: int) -> None:
         self.names, self.schedule, self.samples_per_step = tuple(names), schedule, samples_per_step
-        if len(set(self.names)) != len(self.names):
+        known, place = frozenset(self.names), {name: at for at, name in enumerate(schedule.names)}
+        if len(known) != len(self.names):
             raise ConfigError(f"source names must differ, got {list(self.names)!r}")
         for name in schedule.names:
-            if name not in self.names:
+            if name not in known:
                 hint = did_you_mean(name, self.names)
                 raise ConfigError(f"weight for unknown source {name!r}{hint}; the sources are {list(self.names)}")
         for name in self.names:
-            if name not in schedule.names:
+            if name not in place:
                 raise ConfigError(
                     f"no weight for source {name!r}; the schedule has weights for {list(schedule.names)}; give every "
                     "source a weight (0 for one that is not drawn)"
                 )
         if not isinstance(samples_per_step, int) or samples_per_step < 1:
             raise ConfigError(f"samples_per_step must be a positive integer, got {samples_per_step!r}")
-        order = [schedule.names.index(name) for name in self.names]
+        order = [place[name] for name in self.names]
         self._parts = [
             ScheduleSegment(
                 tuple((step, tuple(shares[i] for i in order)) for step, shares in part.points), part.interpolation

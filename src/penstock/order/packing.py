@@ -57,7 +57,7 @@ def pack(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit") -> B
         bins.documents[bins.offsets[0] : bins.offsets[1]]   # [1, 0]
     """
     sizes, capacity = _checked(lengths, capacity, strategy), operator.index(capacity)
-    by_length = _order_of(capacity - sizes)
+    by_length = order_of(capacity - sizes)
     distinct, counts = _distinct(sizes)
     if strategy == "best_fit":
         log, bins = _moves(distinct, counts, capacity)
@@ -68,7 +68,7 @@ def pack(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit") -> B
         bins = max(bins, 1)
         filled = np.bincount(placed, sizes[by_length[: len(placed)]], bins)
         placed = np.append(placed, np.full(empty, np.argmax(filled) if strategy == "best_fit" else 0))
-    return Bins(by_length[_order_of(placed)], offsets_of(np.bincount(placed, minlength=bins)))
+    return Bins(by_length[order_of(placed)], offsets_of(np.bincount(placed, minlength=bins)))
 
 
 def count_bins(lengths: npt.ArrayLike, capacity: int, strategy: str = "best_fit") -> int:
@@ -112,7 +112,7 @@ def _distinct(sizes: npt.NDArray[np.int64]) -> tuple[list[int], list[int]]:
     return distinct[positive][::-1].tolist(), counts[positive][::-1].tolist()
 
 
-def _order_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def order_of(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Stable argsort of small numbers, 16 bits at a time: NumPy sorts those by radix, ten times as fast."""
     order = np.argsort(numbers.astype(np.uint16), kind="stable")
     bits = int(numbers.max()).bit_length() if len(numbers) else 0

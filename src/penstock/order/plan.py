@@ -28,7 +28,7 @@ from penstock.errors import ConfigError
 from penstock.order.block_shuffle import described
 from penstock.order.edits import Ban, Edit, Reweight, Skip
 from penstock.order.mixing import Mixture
-from penstock.order.positions import PlanSource, Position, RowUse, Step, exhausted, nothing_to_deliver
+from penstock.order.positions import PlanSource, Position, RowUse, Step, StepRanges, exhausted, nothing_to_deliver
 from penstock.order.schedules import Schedule
 from penstock.order.steps import STOPPING, MixedSteps, SingleSourceSteps, StepSequence, next_epoch
 
@@ -173,9 +173,9 @@ class Plan:
         cached = self._delivered.get(epoch)
         if cached is None:
             first = sum(self.steps_in(earlier) for earlier in range(epoch))
-            cached = range(first, first + self.steps_in(epoch))
-            if any(isinstance(edit, Skip) for edit in self.edits):
-                cached = [step for step in cached if not self.skipped(step)]
+            steps = range(first, first + self.steps_in(epoch))
+            skips = [edit for edit in self.edits if isinstance(edit, Skip)]
+            cached = StepRanges(steps, [(skip.start, skip.stop) for skip in skips]) if skips else steps
             self._delivered.clear()
             self._delivered[epoch] = cached
         return cached
@@ -314,9 +314,9 @@ class Plan:
         table = source.order.table
         if not table.rows or not table.tokens:
             raise ConfigError(f"source {source.name!r} has {table.rows} rows and {table.tokens} tokens; it is empty")
-        fixed = source.order.fixed_counts()
-        if fixed is not None and self.schedule is None and self.drop_last and int(fixed.sum()) < self.global_batch:
-            raise nothing_to_deliver(int(fixed.sum()), self.global_batch)
+        order = source.order
+        if order.even is not None and self.schedule is None and self.drop_last and order.total < self.global_batch:
+            raise nothing_to_deliver(order.total, self.global_batch)
 
 
 def mixture_of(plan: Plan) -> Mixture | None:

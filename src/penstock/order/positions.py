@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -65,6 +67,31 @@ class RowUse:
     """True if the step is skipped or the row is banned, so that the row is not delivered."""
 
 
+class StepRanges(Sequence[int]):
+    """Numbers of a range of steps without those of some other ranges; memory and time are by ranges, not by steps."""
+
+    def __init__(self, steps: range, skipped: Sequence[tuple[int, int]]) -> None:
+        self._kept: list[range] = []
+        here = steps.start
+        for start, stop in sorted(skipped):
+            if here < min(start, steps.stop):
+                self._kept.append(range(here, min(start, steps.stop)))
+            here = max(here, stop)
+        if here < steps.stop:
+            self._kept.append(range(here, steps.stop))
+        self._starts = [0, *accumulate(map(len, self._kept))]
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, number: Any) -> Any:
+        if isinstance(number, slice):
+            return [self[each] for each in range(*number.indices(len(self)))]
+        place = range(len(self))[number]
+        which = bisect_right(self._starts, place) - 1
+        return self._kept[which][place - self._starts[which]]
+
+
 class Position(NamedTuple):
     """Position between two steps of a plan: everything that resuming needs."""
 
@@ -108,8 +135,8 @@ def take(order: Order, cursor: OrderPosition, count: int, *, stay: bool) -> tupl
 
 def advance(order: Order, cursor: OrderPosition, count: int) -> OrderPosition:
     """Cursor after the next samples of a source, as `take` returns it."""
-    if order.fixed_counts() is not None:
-        total = order.count(0)
+    if order.even is not None:
+        total = order.total
         number = order.number_of(cursor) + count
         return order.position_of(cursor.epoch + number // total, number % total)
     return take(order, cursor, count, stay=False)[1]

@@ -1,12 +1,15 @@
 """Orders of samples: the samples of one source, epoch by epoch, in windows that are planned one at a time.
 
 A window is a pure function of (seed, epoch, window number), so resuming anywhere plans a single window again. Where
-the number of samples in a window is not fixed, counting an epoch plans all of its windows, on lengths alone.
+the number of samples in a window is not arithmetic, windows are counted on lengths alone, as far as it was asked for:
+the n-th sample needs the windows before it, and the samples of an epoch need all of its windows.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +20,7 @@ from penstock.arrays.ragged import offsets_of
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
 from penstock.order.block_shuffle import BlockPermutation, BlockShuffle, Shuffle
-from penstock.order.packing import pack
+from penstock.order.packing import count_bins, order_of, pack
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
 
@@ -62,11 +65,16 @@ class Order(ABC):
     """Policy for rows that are too long; None where rows of any length are cut anyway."""
     capacity: int | None = None
     """Tokens that a sample has room for, where several rows make a sample; None where a row is a sample."""
+    even: int | None = None
+    """Samples of every window but the last, if arithmetic gives them; None where windows have to be counted."""
+    total = 0
+    """Samples of every epoch, where windows are even."""
 
     def __init__(self, table: Table, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         self.table, self.shuffle, self.seed, self.name = table, shuffle, seed, name
         self._planned: OrderedDict[tuple[int, int], Samples] = OrderedDict()
-        self._counts: dict[int, Ints] = {}
+        self._ends: dict[int, array[int]] = {}
+        """Samples up to the end of each window of an epoch, as far as windows were counted."""
 
     @abstractmethod
     def plan_window(self, epoch: int, window: int) -> Samples:
@@ -80,9 +88,9 @@ class Order(ABC):
         options = {"shuffle": self.shuffle, "seed": self.seed, **self.describe()}
         return f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
 
-    def fixed_counts(self) -> Ints | None:
-        """Samples in each window, if arithmetic gives them and every epoch has the same; otherwise None."""
-        return None
+    def count_window(self, epoch: int, window: int) -> int:
+        """Number of samples in a window, without planning them where that is cheaper."""
+        return len(self.plan_window(epoch, window))
 
     def window(self, epoch: int, window: int) -> Samples:
         """Samples of a window; the last few windows are cached."""
@@ -101,32 +109,50 @@ class Order(ABC):
 
     def size_of(self, epoch: int, window: int) -> int:
         """Number of samples in a window."""
+        if self.even is not None:
+            return min(self.even, self.total - window * self.even)
         return len(self.window(epoch, window))
 
-    def counts(self, epoch: int) -> Ints:
-        """Samples in each window of an epoch; unless the counts are fixed, plans the whole epoch on lengths."""
-        fixed = self.fixed_counts()
-        if fixed is not None:
-            return fixed
-        if epoch not in self._counts:
-            counts = [len(self.plan_window(epoch, window)) for window in range(self.windows)]
-            self._counts[epoch] = np.array(counts, np.int64)
-        return self._counts[epoch]
-
     def count(self, epoch: int) -> int:
-        return int(self.counts(epoch).sum())
+        """Number of samples of an epoch."""
+        return self.total if self.even is not None else self._samples_before(epoch, self.windows)
+
+    def has(self, epoch: int, samples: int) -> bool:
+        """True if an epoch has at least so many samples; counts no more windows than that takes."""
+        if self.even is not None:
+            return self.total >= samples
+        ends = self._ends.setdefault(epoch, array("q"))
+        while (ends[-1] if ends else 0) < samples and len(ends) < self.windows:
+            self._count_next(epoch, ends)
+        return (ends[-1] if ends else 0) >= samples
 
     def position_of(self, epoch: int, sample: int) -> OrderPosition:
         """Position of the n-th sample of an epoch."""
-        ends = np.cumsum(self.counts(epoch))
-        window = int(np.searchsorted(ends, sample, side="right"))
-        if window >= self.windows:
+        if not self.has(epoch, sample + 1):
             return OrderPosition(epoch + 1)
-        return OrderPosition(epoch, window, sample - (int(ends[window - 1]) if window else 0))
+        if self.even is not None:
+            return OrderPosition(epoch, *divmod(sample, self.even))
+        window = bisect_right(self._ends[epoch], sample)
+        return OrderPosition(epoch, window, sample - self._samples_before(epoch, window))
 
     def number_of(self, position: OrderPosition) -> int:
         """Number of a position's sample within its epoch: the inverse of `position_of`."""
-        return int(self.counts(position.epoch)[: position.window].sum()) + position.index
+        if self.even is not None:
+            return position.window * self.even + position.index
+        return self._samples_before(position.epoch, position.window) + position.index
+
+    def _samples_before(self, epoch: int, window: int) -> int:
+        """Samples of an epoch before a window."""
+        ends = self._ends.setdefault(epoch, array("q"))
+        while len(ends) < window:
+            self._count_next(epoch, ends)
+        return ends[window - 1] if window else 0
+
+    def _count_next(self, epoch: int, ends: array[int]) -> None:
+        window = len(ends)
+        planned = self._planned.get((epoch, window))
+        count = self.count_window(epoch, window) if planned is None else len(planned)
+        ends.append((ends[-1] if ends else 0) + count)
 
     def find(self, epoch: int, row: int) -> list[int]:
         """Numbers of the samples of an epoch that a row is part of."""
@@ -155,7 +181,7 @@ class Order(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without cached windows, which each worker plans for itself."""
-        return self.__dict__ | {"_planned": OrderedDict(), "_counts": {}}
+        return self.__dict__ | {"_planned": OrderedDict(), "_ends": {}}
 
     def _permutation(self, size: int, epoch: int, *what: int | str) -> Permutation | None:
         if not self.shuffle or not size:
@@ -191,8 +217,7 @@ class ArithmeticOrder(Order):
 
     def __init__(self, table: Table, total: int, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         super().__init__(table, shuffle=shuffle, seed=seed, name=name)
-        self.total = total
-        """Samples of an epoch."""
+        self.even, self.total = ROW_WINDOW, total
         self.windows = -(-total // ROW_WINDOW)
         self._block: tuple[int, int, Samples] | None = None
 
@@ -200,26 +225,9 @@ class ArithmeticOrder(Order):
     def plan_range(self, epoch: int, low: int, high: int) -> Samples:
         """Samples by their numbers in an epoch."""
 
-    def fixed_counts(self) -> Ints:
-        return _even_counts(self.total, ROW_WINDOW)
-
     def plan_window(self, epoch: int, window: int) -> Samples:
         low = window * ROW_WINDOW
         return self.plan_range(epoch, low, min(low + ROW_WINDOW, self.total))
-
-    def size_of(self, epoch: int, window: int) -> int:
-        return min(ROW_WINDOW, self.total - window * ROW_WINDOW)
-
-    def count(self, epoch: int) -> int:
-        return self.total
-
-    def position_of(self, epoch: int, sample: int) -> OrderPosition:
-        if sample >= self.total:
-            return OrderPosition(epoch + 1)
-        return OrderPosition(epoch, *divmod(sample, ROW_WINDOW))
-
-    def number_of(self, position: OrderPosition) -> int:
-        return position.window * ROW_WINDOW + position.index
 
     def read(self, position: OrderPosition, count: int) -> Samples:
         low = self.number_of(position)
@@ -411,6 +419,9 @@ class PackedOrder(RowWindowOrder):
             order = np.argsort(np.minimum.reduceat(bins.documents, bins.offsets[:-1]), kind="stable")
         return _grouped(parts, bins.documents, bins.offsets, order)
 
+    def count_window(self, epoch: int, window: int) -> int:
+        return count_bins(self._window_parts(epoch, window).lengths, self.capacity, self.strategy)
+
     def describe(self) -> dict[str, Any]:
         return {"strategy": self.strategy, "capacity": self.capacity, **super().describe()}
 
@@ -490,16 +501,7 @@ class BucketOrder(RowWindowOrder):
         _check_one_to_one(truncation, "BucketOrder")
         window_rows = size * window_batches
         super().__init__(table, truncation, window_rows=window_rows, shuffle=shuffle, seed=seed, name=name)
-        self.size = size
-
-    def fixed_counts(self) -> Ints:
-        return _even_counts(self.table.rows, self.window_rows)
-
-    def count(self, epoch: int) -> int:
-        return self.table.rows
-
-    def size_of(self, epoch: int, window: int) -> int:
-        return min(self.window_rows, self.table.rows - window * self.window_rows)
+        self.size, self.even, self.total = size, window_rows, table.rows
 
     def plan_window(self, epoch: int, window: int) -> Samples:
         parts = self._window_parts(epoch, window)
@@ -548,19 +550,13 @@ def _check_one_to_one(truncation: Truncation, name: str) -> None:
         raise ConfigError(f"truncation={truncation.policy!r} does not keep one sample a row, which {name} needs")
 
 
-def _even_counts(total: int, size: int) -> Ints:
-    counts = np.full(-(-total // size), size, np.int64)
-    if total % size:
-        counts[-1] = total % size
-    return counts
-
-
 def _grouped(parts: Samples, documents: Ints, offsets: Ints, order: Ints) -> Samples:
     """Groups of parts as samples: group g is `documents[offsets[g]:offsets[g + 1]]`, and `order` sorts the groups.
 
     Within a group, parts keep the order they came in.
     """
-    owner = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    inside = documents[np.lexsort((documents, owner))]
+    owner = np.empty(len(documents), np.int64)
+    owner[documents] = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    inside = order_of(owner)
     groups = Samples(offsets, parts.rows[inside], parts.starts[inside], parts.lengths[inside])
     return groups.take(order)

@@ -108,11 +108,11 @@ class Schedule:
         part = self.parts[bisect_right(self.parts, step, key=lambda part: part.step) - 1]
         at = bisect_right(part.points, step, key=lambda point: point[0]) - 1
         start, shares = part.points[at]
-        weights = [Fraction(share, sum(shares)) for share in shares]
+        weights = weights_of(shares)
         if part.interpolation == "linear" and at + 1 < len(part.points):
             stop, target = part.points[at + 1]
             progress = Fraction(step - start, stop - start)
-            weights = [w + (Fraction(share, sum(target)) - w) * progress for w, share in zip(weights, target)]
+            weights = tuple(here + (there - here) * progress for here, there in zip(weights, weights_of(target)))
         return dict(zip(self.names, weights))
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,9 +163,16 @@ def _check_step(step: int) -> None:
         raise ConfigError(f"a step must be an integer of at least 0, got {step!r}")
 
 
+def weights_of(shares: Sequence[int]) -> tuple[Fraction, ...]:
+    """Weights of shares: each divided by their sum."""
+    total = sum(shares)
+    return tuple(Fraction(share, total) for share in shares)
+
+
 def _read(weights: Weights, names: Sequence[str], step: int) -> tuple[int, ...]:
+    known = frozenset(names)
     for name in weights:
-        if name not in names:
+        if name not in known:
             hint = did_you_mean(str(name), names)
             raise ConfigError(f"weight of unknown source {name!r} at step {step}{hint}; the sources are {list(names)}")
     missing = [name for name in names if name not in weights]

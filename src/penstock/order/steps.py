@@ -66,7 +66,7 @@ class SingleSourceSteps:
 
     def __init__(self, source: PlanSource, size: int, *, drop_last: bool) -> None:
         self.source, self.size, self.drop_last = source, size, drop_last
-        self._fixed = source.order.fixed_counts() is not None
+        self._fixed = source.order.even is not None
 
     def start(self) -> Position:
         return Position((OrderPosition(),), epoch_starts=(OrderPosition(),))
@@ -128,7 +128,8 @@ class SingleSourceSteps:
             steps = self.steps_in(0)
             epoch, left = divmod(number, steps) if steps else (0, 0)
         else:
-            while left >= (steps := self.steps_in(epoch)):
+            while not self._has_step(epoch, left):
+                steps = self.steps_in(epoch)
                 if not steps:
                     raise nothing_to_deliver(self.source.order.count(epoch), self.size)
                 left, epoch = left - steps, epoch + 1
@@ -145,10 +146,14 @@ class SingleSourceSteps:
 
     def find(self, which: int, epoch: int, sample: int) -> tuple[int, int] | None:
         within, slot = divmod(sample, self.size)
-        if within >= self.steps_in(epoch):
+        if not self._has_step(epoch, within):
             return None
         before = epoch * self.steps_in(0) if self._fixed else sum(map(self.steps_in, range(epoch)))
         return before + within, slot
+
+    def _has_step(self, epoch: int, number: int) -> bool:
+        """True if an epoch has a step of this number; counts no more windows than that takes."""
+        return self.source.order.has(epoch, number * self.size + (self.size if self.drop_last else 1))
 
 
 class MixedSteps:

@@ -66,6 +66,7 @@ def test_plan_prints_every_figure(penstock: Call, chats: str) -> None:
     for line in (
         r"steps +8 +2 epochs: 4 \+ 4",
         r"global batch +4 +samples, 2 for each of 2 ranks",
+        r"imbalance +1\.\d{3} +cost of the slowest rank over the mean, if contiguous; 1\.\d{3} if balanced\n",
         r"tokens +2,860",
         r"padding +2\d\.\d%",
         r"packing +8\d\.\d%",

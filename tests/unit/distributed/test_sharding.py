@@ -80,6 +80,32 @@ def test_balanced_takes_the_cost_it_is_given() -> None:
     assert [int(np.isin([0, 2], share).sum()) for share in shares] == [1, 1]
 
 
+def test_a_sample_of_several_documents_costs_their_sum() -> None:
+    lengths, offsets = np.array([8, *[1] * 8, 8, *[2] * 4]), np.array([0, 1, 9, 10, 14, 14])
+    squares = Balanced(cost=lambda lengths: lengths**2)
+    assert squares.costs(lengths, offsets).tolist() == [64, 8, 64, 16, 0]
+    sizes = np.array([8, 8, 8, 8, 0])
+    expensive = [np.isin(share, [0, 2]).sum() for share in shares_of(squares, sizes, 2, (lengths, offsets))]
+    assert expensive == [1, 1]
+    # A sharding that knows sizes alone is asked as ever.
+    assert [share.tolist() for share in shares_of(Strided(), sizes, 2, (lengths, offsets))] == [[0, 2, 4], [1, 3]]
+
+
+@given(
+    documents=st.lists(st.lists(st.integers(1, 5000), max_size=6), min_size=1, max_size=40),
+    world=st.integers(1, 9),
+    equal=st.booleans(),
+)
+def test_shares_by_documents_are_complete(documents: list[list[int]], world: int, equal: bool) -> None:
+    lengths = np.array([length for each in documents for length in each], np.int64)
+    offsets = np.cumsum([0, *map(len, documents)])
+    sizes = np.array([sum(each) for each in documents])
+    shares = shares_of(Balanced(equal_size=equal), sizes, world, (lengths, offsets))
+    assert sorted(np.concatenate(shares).tolist()) == list(range(len(documents)))
+    counts = [len(share) for share in shares]
+    assert not equal or max(counts) - min(counts) <= 1
+
+
 @pytest.mark.parametrize(
     ("answer", "complaint"),
     [

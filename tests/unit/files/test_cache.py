@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,6 +153,28 @@ def test_what_is_larger_than_the_cache_is_refused_or_returned_without_being_kept
     assert cache.size() == 0
     with pytest.raises(ConfigError, match="limit_bytes"):
         DiskCache("x", 0)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_directory_that_is_deleted_while_it_is_listed_has_nothing_more(
+    cache: DiskCache, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    cache.put("a", b"one")
+    gone = cache.directory if whole else only_file(cache).parent
+    is_dir = Path.is_dir
+
+    def delete_after(path: Path) -> bool:
+        found = is_dir(path)
+        if path == gone:
+            shutil.rmtree(gone)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_dir", delete_after)
+        assert list(cache.entries()) == []
+    assert not gone.exists()
+    cache.put("b", b"other")
+    assert cache.get("b") == b"other"
 
 
 def test_what_killed_writers_left_behind_goes_when_it_is_old(cache: DiskCache) -> None:

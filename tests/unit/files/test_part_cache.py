@@ -7,12 +7,15 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import pytest
 import xxhash
 
@@ -158,6 +161,119 @@ def test_an_evicted_part_stays_readable_for_those_who_have_it(tmp_path: Path) ->
     shutil.rmtree(tmp_path)
     assert origin.get(cache, 3) == content(3)
     assert held.to_pybytes() == content(1)
+
+
+@pytest.mark.parametrize(("windows", "fetched"), [(False, [1, 2, 1]), (True, [1] * 3 + [2] * 3 + [1] * 3)])
+def test_a_part_that_another_process_evicts_as_soon_as_it_appears_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, windows: bool, fetched: list[int]
+) -> None:
+    cache, other, origin = PartCache(tmp_path, 1 << 20), PartCache(tmp_path, 1), Origin()
+
+    class Crowded(part_cache.AtomicFile):
+        def commit(self) -> None:
+            super().commit()
+            assert other.evict() == SIZE + 16
+
+    monkeypatch.setattr(part_cache, "AtomicFile", Crowded)
+    monkeypatch.setattr(part_cache, "_ON_WINDOWS", windows)  # where a file that is mapped cannot be renamed
+    assert [origin.get(cache, number) for number in (1, 2, 1)] == [content(1), content(2), content(1)]
+    assert origin.fetched == fetched
+    assert cache.fetched_bytes == 3 * SIZE
+    assert numbers_in(cache) == []
+
+
+@pytest.mark.parametrize("meanwhile", ["evicted", "replaced by a damaged one"])
+def test_a_part_that_changes_between_the_look_at_it_and_the_map_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, meanwhile: str
+) -> None:
+    cache, other, origin, changes = PartCache(tmp_path, 1 << 20), PartCache(tmp_path, 1), Origin(), [True]
+    origin.get(cache, 1)
+    (file,) = tmp_path.glob("??/*")
+    map_file = part_cache.pa.memory_map
+
+    def change_and_map(path: str) -> pa.MemoryMappedFile:
+        if changes and changes.pop():
+            other.evict()
+            if meanwhile != "evicted":
+                file.write_bytes(bytes(SIZE + 16))
+        return map_file(path)
+
+    monkeypatch.setattr(part_cache.pa, "memory_map", change_and_map)
+    assert origin.get(cache, 1) == content(1)
+    assert origin.fetched == [1, 1]
+    assert changes == []
+
+
+def test_a_part_that_is_replaced_while_its_use_is_noted_counts_as_one_that_was_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = Origin()
+    origin.get(PartCache(tmp_path, 1 << 20), 1)
+    cache = PartCache(tmp_path, 1 << 20)
+    (file,) = tmp_path.glob("??/*")
+    note = os.utime
+
+    def replace_and_note(path: Path) -> None:
+        damaged = tmp_path / "damaged"
+        damaged.write_bytes(bytes(SIZE + 16))
+        damaged.replace(file)
+        note(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(part_cache.os, "utime", replace_and_note)
+        assert origin.get(cache, 1) == content(1)
+    assert origin.get(cache, 1) == content(1)
+    assert origin.fetched == [1, 1]
+
+
+def test_threads_and_processes_that_crowd_one_another_out_read_every_part(tmp_path: Path) -> None:
+    origin = Origin()
+
+    def read(first: int) -> list[bytes]:
+        cache = PartCache(tmp_path, 1500)  # its own, as a process has it, with room for one part
+        return [origin.get(cache, (first + number) % 8) for number in range(40)]
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(read, range(8)))
+    assert found == [[content((first + number) % 8) for number in range(40)] for first in range(8)]
+
+
+def test_a_damaged_part_that_cannot_be_removed_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin = Origin()
+    origin.get(PartCache(tmp_path, 1 << 20), 1)
+    (file,) = tmp_path.glob("??/*")
+    file.write_bytes(bytes(SIZE + 16))
+    unlink = Path.unlink
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path == file:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert origin.get(PartCache(tmp_path, 1 << 20), 1) == content(1)
+    assert origin.fetched == [1, 1]
+    assert "is damaged" in caplog.text
+
+
+def test_users_may_come_while_others_are_asked_what_to_evict(tmp_path: Path) -> None:
+    cache, origin, first, later = PartCache(tmp_path, 1500), Origin(), Uses({1: 1, 2: 9}), Uses({})
+    waiting = [later]
+
+    class Crowd(weakref.WeakSet[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            for users in super().__iter__():
+                if waiting:
+                    cache.add_users(waiting.pop())
+                yield users
+
+    cache._users = Crowd([first])
+    assert [origin.get(cache, number) for number in (1, 2)] == [content(1), content(2)]
+    assert waiting == []
+    assert set(cache._users) == {first, later}
+    assert numbers_in(cache) == [1]
 
 
 def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:

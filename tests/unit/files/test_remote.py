@@ -197,6 +197,45 @@ def test_copies_can_be_cleared(memory: Any, tmp_path: Path) -> None:
         clear_copies(-1)
 
 
+@pytest.mark.parametrize("moment", ["before its folder is listed", "before it is locked", "before it is deleted"])
+def test_a_copy_that_another_process_clears_at_the_same_time_is_no_error(
+    memory: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    put(memory, train_csv="12345")
+    copy = fetch("memory://data/train.csv", tmp_path / "c")
+    scan, is_file, acquire = os.scandir, Path.is_file, FileLock.acquire
+
+    def clear() -> None:
+        copy.unlink()
+        copy.parent.rmdir()
+        copy.parent.parent.rmdir()
+
+    def scan_later(path: Any = ".") -> Any:
+        if Path(path) == copy.parent:
+            clear()
+        return scan(path)
+
+    def is_file_before(path: Path) -> bool:
+        found = is_file(path)
+        if path == copy:
+            clear()
+        return found
+
+    def acquire_later(lock: FileLock) -> bool:
+        copy.unlink()
+        return acquire(lock)
+
+    with monkeypatch.context() as patch:
+        if moment == "before its folder is listed":
+            patch.setattr(os, "scandir", scan_later)
+        elif moment == "before it is locked":
+            patch.setattr(Path, "is_file", is_file_before)
+        else:
+            patch.setattr(FileLock, "acquire", acquire_later)
+        assert clear_copies(cache_dir=tmp_path / "c") == 0
+    assert list((tmp_path / "c").iterdir()) == []
+
+
 @pytest.fixture
 def web(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A directory, and the URL at which a web server has it."""

@@ -102,6 +102,14 @@ class Dedup(CountingTransform):
         self.count({self.reason: int(np.count_nonzero(duplicate))})
         return keep_rows(batch, ~duplicate)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy in another process makes keys, and has seen none."""
+        return {name: value for name, value in self.__dict__.items() if name != "_seen"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._seen = SeenKeys(self._maker.width, None, name=self._name)
+
     def state_dict(self) -> State:
         return with_checksum({**self._seen.state_dict(), "rule": self.version})
 

@@ -1,0 +1,68 @@
+"""`penstock join STORE`: the rest of a preparation whose splits were done by other processes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from penstock.cli.console import log_lines
+from penstock.cli.options import JsonOption, QuietOption, StoreArgument, command
+from penstock.engines.job_directory import JobDirectory, default_place
+from penstock.engines.run import JobEngine
+from penstock.errors import ConfigError
+from penstock.files.filesystems import output_place, shown
+from penstock.loaders import Recipe
+from penstock.loaders import prepare as prepare_store
+from penstock.memory import MemoryBudget
+from penstock.observe import Extent, progress_on
+from penstock.pipeline import PipelineConfig
+
+_ARGUMENTS = "prepare.json"
+
+
+@command(stopped="stopped; the same command resumes")
+def join(store: StoreArgument, as_json: JsonOption = False, quiet: QuietOption = False) -> None:
+    """Put the splits of `penstock prepare --split I/N` together.
+
+    \b
+    penstock prepare corpus/*.jsonl --tokenizer model/ --out corpus.store --split 1/16   # ... to 16/16, anywhere
+    penstock join corpus.store
+
+    What a split has not done, because it was killed or needs the other splits first (deduplication), is done here. The
+    store has the bytes that `penstock prepare` without --split gives it.
+    """
+    from penstock.cli.prepare import print_prepared
+
+    asked = JobDirectory(default_place(output_place(store, "the store"))).read_json(_ARGUMENTS)
+    if asked is None:
+        raise ConfigError(f"there are no splits to join for {shown(store)!r}; run penstock prepare --split I/N first")
+    if asked["directory"] != str(Path.cwd()):
+        raise ConfigError(
+            f"the splits were run in {asked['directory']}, where paths may mean other files; run penstock join there"
+        )
+    console, memory = Console(stderr=True), MemoryBudget(asked["budget"])
+    with log_lines(console, logging.WARNING if quiet else logging.INFO):
+        prepared = prepare_store(
+            asked["inputs"],
+            asked["out"],
+            Recipe(**asked["recipe"]),
+            mode=asked["mode"],
+            config=PipelineConfig(
+                workers=asked["workers"] or "auto", on_error=asked["on_error"], quarantine=asked["quarantine"]
+            ),
+            budget=memory,
+            progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
+            engine=JobEngine(),
+        )
+    print_prepared(prepared, memory, as_json=as_json, quiet=quiet)
+
+
+def save_arguments(asked: Mapping[str, Any]) -> None:
+    """Keep the arguments of a preparation for `penstock join`."""
+    directory = JobDirectory(default_place(output_place(asked["out"], "out")))
+    directory.make()
+    directory.write_json(_ARGUMENTS, {**asked, "directory": str(Path.cwd())})
