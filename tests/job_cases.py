@@ -17,12 +17,20 @@ import pyarrow.parquet as pq
 from penstock.corpus.decontamination import Decontaminate
 from penstock.pipeline.stages import Transform
 from penstock.sinks import ArrowSink, CsvSink, JsonlSink, ParquetSink, StoreSink
-from penstock.sources import ArrowSource, CsvSource, JsonlSource, MemorySource, ParquetSource, SqlSource, StoreSource
-from penstock.sources import TextSource
+from penstock.sources import (
+    ArrowSource,
+    CsvSource,
+    JsonlSource,
+    MemorySource,
+    ParquetSource,
+    SqlSource,
+    StoreSource,
+    TextSource,
+)
 from penstock.store import StoreWriter
 from penstock.transforms import ByteTokenizer, ExactDedup, Filter, FlatMap, Map, MinHashDedup, Tokenize
 
-_WORDS = "alpha beta gamma delta epsilon zeta eta theta iota kappa".split()
+_WORDS = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa"]
 
 
 class Every(Transform):

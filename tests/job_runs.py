@@ -34,12 +34,12 @@ def run(
     *,
     engine: JobEngine | None = None,
     prepare: Callable[[Path], None] | None = None,
-    checkpoint: Path | None = None,
+    checkpoint: Path | str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Ended:
     """One run whose output is in `out` of a folder made anew; it may hold things before."""
     out = folder / "out"
-    if checkpoint is None or not checkpoint.exists():
+    if not isinstance(checkpoint, Path) or not checkpoint.exists():
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True)
         if prepare is not None:
@@ -51,7 +51,7 @@ def run(
     pipeline = Pipeline(source, transforms, sink, PipelineConfig(workers=1, **options), "256 MiB")
     try:
         report = pipeline.run(checkpoint, engine=engine)
-    except Exception as error:  # noqa: BLE001 - compared
+    except Exception as error:
         where = [getattr(error, name, None) for name in ("file", "row", "offset")]
         return Ended(files_in(out), {}, (type(error).__name__, str(error), *where))
     counts = {
@@ -67,7 +67,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
         name = str(path.relative_to(folder))
         if path.is_file() and "lock" not in path.name and ".job/" not in name:
             data = path.read_bytes()
-            if path.parent.name == "versions":
+            if path.parent.name == "versions" or path.name == "manifest.json":
                 data = json.dumps({k: v for k, v in json.loads(data).items() if k not in _RANDOM}).encode()
             found[re.sub(r"-[0-9a-f]{16}\b", "", name)] = data
     return found
@@ -98,4 +98,6 @@ def differences(local: Ended, other: Ended) -> list[str]:
 def _shown(data: bytes | None) -> str:
     if data is None:
         return "no file"
-    return f"{len(data)} bytes {data[:600]!r}" if data[:1].isascii() and b"\0" not in data[:99] else f"{len(data)} bytes"
+    return (
+        f"{len(data)} bytes {data[:600]!r}" if data[:1].isascii() and b"\0" not in data[:99] else f"{len(data)} bytes"
+    )

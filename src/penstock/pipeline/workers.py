@@ -14,7 +14,17 @@ from penstock.pipeline.chain import BrokenStageError, Chain, Failure, Inferring,
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import ProcessChain, RemoteError
-from penstock.pipeline.stages import Block, Decoded, Expanding, Finishing, Origin, Rejected, State, Stateful
+from penstock.pipeline.stages import (
+    Block,
+    Decoded,
+    Expanding,
+    Finishing,
+    FirstOfKey,
+    Origin,
+    Rejected,
+    State,
+    Stateful,
+)
 
 _FIRST_PART, _PART = 256, 32
 """Rows to begin with, and the share of the budget for what is made of a part."""
@@ -253,8 +263,15 @@ class Workers:
             stage=failure.stage,
             kind=failure.error.kind if isinstance(failure.error, RemoteError) else type(failure.error).__name__,
             reason=str(failure.error) if isinstance(failure.error, RemoteError) else _told(failure.error),
-            data=decoded.batch.slice(failure.row, 1).to_pylist()[0],
+            data=self._without_keys(decoded.batch.slice(failure.row, 1)).to_pylist()[0],
         )
+
+    def _without_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows without what the parallel part has added for stages that need order."""
+        for transform in self._serial.transforms:
+            if isinstance(transform, FirstOfKey):
+                batch = transform.without_keys(batch)
+        return batch
 
     def _serial_states(self) -> dict[str, State]:
         return {

@@ -288,7 +288,7 @@ class _ArrowWriter:
     def _write_pending(self) -> None:
         if not self._pending:
             return
-        batch = joined(self._pending)
+        batch = joined(self._pending, plain=True)
         self._pending, self._held = [], 0
         columns = [self._grown(i, column) for i, column in enumerate(batch.columns)]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
@@ -305,7 +305,7 @@ class _ArrowWriter:
             self.close()
 
     def held_bytes(self) -> int:
-        return self._held + sum(column.dictionary.nbytes for column in self._known.values())
+        return self._held + sum(int(column.dictionary.nbytes) for column in self._known.values())
 
     def _grown(self, index: int, column: pa.Array) -> pa.Array:
         """A file has one dictionary for each column, which may only grow: new values go after the known ones."""
@@ -362,6 +362,10 @@ class JsonlSink(FileSink):
         refuse_binary(schema, "write Parquet")
         return _JsonlWriter(file, schema, split_suffix(self._name)[1], self._level)
 
+    @property
+    def takes_parts(self) -> bool:
+        return not self._is_directory and not split_suffix(self._name)[1]
+
 
 def refuse_binary(schema: pa.Schema, instead: str) -> None:
     """Refuse columns that JSON cannot hold."""
@@ -412,6 +416,10 @@ class CsvSink(FileSink):
                 f"CSV cannot hold the nested or binary columns {nested}; drop them, or write JSON Lines or Parquet"
             )
         return _CsvWriter(file, schema, split_suffix(self._name)[1], self._level, self._delimiter, header=first)
+
+    @property
+    def takes_parts(self) -> bool:
+        return not self._is_directory and not split_suffix(self._name)[1]
 
 
 _ROWS_AT_ONCE = 4096

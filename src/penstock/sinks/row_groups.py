@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.arrays.ragged import offsets_of
 from penstock.memory.views import compact
-from penstock.store.shard_writer import any_row_bytes
+from penstock.store.shard_writer import any_row_bytes, without_hidden
 
 _LONG_BYTES = 1 << 20
 
@@ -45,11 +45,20 @@ class RowGroups:
             start = stop
 
 
-def joined(parts: list[pa.RecordBatch]) -> pa.RecordBatch:
-    """Some batches as one, whose bytes do not tell where they began; categories in the order of the rows."""
+def joined(parts: list[pa.RecordBatch], *, plain: bool = False) -> pa.RecordBatch:
+    """Some batches as one, which does not tell where they began; categories in the order of the rows.
+
+    With `plain`, no byte of its buffers tells it either: a slice still has those of its neighbours, and of nulls.
+    """
     schema = parts[0].schema
     columns = [_joined([part.column(index) for part in parts]) for index in range(len(schema))]
+    if plain:
+        columns = [_plain(column) for column in columns]
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    return array if pa.types.is_dictionary(array.type) else without_hidden(pa.concat_arrays([array]))
 
 
 def _joined(arrays: list[pa.Array]) -> pa.Array:
