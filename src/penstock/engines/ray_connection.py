@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?P<client>ray://)?(?P<host>\[[0-9A-Fa-f:]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 
+_OTHER_VERSION = ("ersion mismatch", "versions differ between client and server", "incompatible with server")
 _SETTINGS = 4
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 
@@ -82,7 +83,7 @@ def _check_greeting(connection: socket.socket) -> None:
 def _error_of(error: Exception, address: str | None) -> ConfigError:
     """Error in the words of a user of penstock; Ray's own text follows."""
     text, where = str(error).strip(), repr(address) if address else "this machine"
-    if "ersion mismatch" in text:
+    if any(words in text for words in _OTHER_VERSION):
         return ConfigError(
             f"the Ray cluster at {where} has another version of Ray or Python than this process; install the same "
             f"versions here and there. Ray says: {text}"
