@@ -354,11 +354,14 @@ class RayExecutor:
 
     def _check_head(self) -> None:
         silent = self._table.silent_seconds()
-        if silent > self._head_seconds:
+        if silent > self._head_seconds or not self._table.is_home_alive:
             self._lost = True
+            reason = f"the head node of the Ray cluster has not answered for {silent:.0f} s"
+            if not self._table.is_home_alive:
+                reason = "the node on which this process runs has left the Ray cluster"
             raise StalledError(
-                f"the head node of the Ray cluster has not answered for {silent:.0f} s, and the job cannot go on; its "
-                "done tasks are kept in the job directory: start the cluster again and run the same command"
+                f"{reason}, and the job cannot go on; its done tasks are kept in the job directory: start the cluster "
+                "again and run the same command"
             )
         if self.slots:
             self._last_room = max(self._last_room, time.monotonic() - 1.0)
