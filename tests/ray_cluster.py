@@ -187,7 +187,9 @@ class RayCluster:
         enter = [f"--net=/proc/{self.keeper_pid}/ns/net"]
         if os.getuid():
             enter = ["--preserve-credentials", f"--user=/proc/{self.keeper_pid}/ns/user", *enter]
-        return ["nsenter", *enter, "--", "setpriv", "--pdeathsig", "KILL", "--", *command]
+        # One that died before the signal was set has left its child to another parent.
+        check = ["sh", "-c", '[ "$PPID" = "$1" ] && shift && exec "$@"', "sh", str(os.getpid())]
+        return ["nsenter", *enter, "--", "setpriv", "--pdeathsig", "KILL", "--", *check, *command]
 
     def environment(self) -> dict[str, str]:
         return {**_environment(), "RAY_ADDRESS": ADDRESS, "RAY_AUTH_TOKEN": (self.folder / "token").read_text()}
@@ -506,11 +508,12 @@ class Keeper:
             *("--disable-usage-stats", "--include-log-monitor=false", "--log-style=record"),
             "--resources=" + json.dumps({f"node{number}": 100}),
         ]
+        parent = os.getpid()
         if pid := os.fork():
             self.nodes[number] = pid
             return log
         try:
-            _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            _die_with(parent)
             _prctl(_CHILD_SUBREAPER, 1)  # a worker whose raylet died is still found below the node
             os.setsid()
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -561,9 +564,10 @@ class Keeper:
 def _supervise(folder: Path, nodes: int) -> None:
     """Run a keeper; should it be killed, end what it leaves: agents of Ray outlive their raylet."""
     _prctl(_CHILD_SUBREAPER, 1)
+    parent = os.getpid()
     if not (keeper := os.fork()):
         try:
-            _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            _die_with(parent)
             Keeper(folder, nodes).serve()
         except BaseException:
             traceback.print_exc()
@@ -591,6 +595,12 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 _PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36
+
+
+def _die_with(parent: int) -> None:
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:

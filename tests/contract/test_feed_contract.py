@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from penstock.batching.options import Shard
 from penstock.errors import ConfigError
 from penstock.feed import FeedServer, RemoteLoader
 from penstock.loaders.base import DataLoader
@@ -122,6 +123,19 @@ def test_arrays_of_every_backend_are_those_of_the_local_loader(home: Path, kind:
         assert remote.state_dict() == local.state_dict()
 
 
+def test_slices_for_context_parallel_ranks_are_those_of_the_local_loader(home: Path) -> None:
+    make = maker(home, "chat")
+    with make(batch_size=4) as base, FeedServer(base) as server:
+        for rank in range(4):
+            shard = Shard(rank=rank, world_size=4, cp=2, context="zigzag")
+            with (
+                make(batch_size=2, shard=shard) as local,
+                RemoteLoader(server.address, backend="numpy", batch_size=2, shard=shard) as remote,
+            ):
+                found, wanted = (list(islice(states_of(loader, 5), 5)) for loader in (remote, local))
+                assert found == wanted
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=15)
 @given(data=st.data())
 def test_a_run_that_moves_between_servers_and_the_local_loader_loses_and_repeats_nothing(
@@ -170,6 +184,20 @@ def test_a_run_that_moves_between_servers_and_the_local_loader_loses_and_repeats
         finally:
             for server in servers:
                 server.close()
+
+
+def test_states_of_many_sources_are_those_of_the_local_loader(home: Path) -> None:
+    sources = {f"source {number}": home / "more" for number in range(300)}
+    options: dict[str, Any] = {"chunk_size": LENGTH, "stopping_strategy": "never", "backend": "numpy", "batch_size": 40}
+    with (
+        MixedDataLoader(sources, dict.fromkeys(sources, 1), **options) as local,
+        FeedServer(local) as server,
+        RemoteLoader(server.address, backend="numpy") as remote,
+    ):
+        found, wanted = list(states_of(remote, 3)), list(states_of(local, 3))
+        assert found == wanted
+        remote.load_state_dict(wanted[0][1])
+        assert list(states_of(remote, 2)) == wanted[1:]
 
 
 def test_edits_of_the_plan_are_those_of_the_local_loader(home: Path) -> None:

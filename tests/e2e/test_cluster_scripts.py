@@ -173,10 +173,6 @@ def test_the_pods_of_the_ray_job_have_its_version_of_ray_and_no_task_runs_on_the
     assert cluster["authOptions"] == {"mode": "token"}
 
 
-# Of the engines.
-FLAGS = {"--engine", "--split"}
-
-
 def test_every_option_of_prepare_in_the_launch_files_is_one_that_it_has() -> None:
     from typer.main import get_command
 
@@ -186,14 +182,14 @@ def test_every_option_of_prepare_in_the_launch_files_is_one_that_it_has() -> Non
     prepare = group.get_command(
         group.make_context("penstock", ["prepare", "--help"], resilient_parsing=True), "prepare"
     )
-    known = {name for parameter in prepare.params for name in parameter.opts} | FLAGS
+    known = {name for parameter in prepare.params for name in parameter.opts}
     used = set()
     for path in SCRIPTS.iterdir():
         if path.suffix in (".sh", ".sbatch", ".yaml"):
             text = re.sub(r"\\?\n *#? *", " ", path.read_text())
             for command in re.findall(r"penstock prepare [^\n]*?(?:--engine ray|--split \S+)", text):
                 used |= {word for word in shlex.split(command.replace('"', "")) if word.startswith("--")}
-    assert used >= FLAGS | {"--out", "--tokenizer", "--budget"}
+    assert used >= {"--out", "--tokenizer", "--budget", "--engine", "--split"}
     assert used <= known
 
 

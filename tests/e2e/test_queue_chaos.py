@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-BLOWS_DUE = int(os.environ.get("PENSTOCK_CHAOS_BLOWS", 200))
+BLOWS_DUE = int(os.environ.get("PENSTOCK_CHAOS_BLOWS", "240"))
 SEED = int(os.environ.get("PENSTOCK_CHAOS_SEED", 5))
 PROVIDERS, CONSUMERS = 3, 4
 PAUSE_SECONDS = 0.12

@@ -151,6 +151,20 @@ def test_the_cluster_of_a_killed_process_goes_to_the_next_and_ends_with_the_last
             assert cluster.folder != folder
 
 
+def test_a_driver_whose_test_process_died_at_once_does_not_run(bare: RayCluster, tmp_path: Path) -> None:
+    orphan = [
+        "sh",
+        "-c",
+        '"$@"; exit "$?"',
+        "sh",
+        *bare.command("touch", str(tmp_path / "ran")),
+    ]  # a child of the shell
+    assert subprocess.run(orphan, env=bare.environment(), check=False).returncode == 1
+    assert not (tmp_path / "ran").exists()
+    assert subprocess.run(orphan[4:], env=bare.environment(), check=False).returncode == 0
+    assert (tmp_path / "ran").exists()
+
+
 def test_a_machine_without_the_programs_is_named_and_an_error_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.ray_cluster._PROGRAMS", ("unshare", "no-such-program"))
     monkeypatch.delenv("CI", raising=False)

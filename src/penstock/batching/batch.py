@@ -210,7 +210,7 @@ class TrainingBatch(_BatchFacts):
     def compact(self) -> CompactBatch | None:
         """Compact form that the fields in main memory are still to be made from; None once one was made or set."""
         deferred = self._deferred
-        if not isinstance(deferred, HostFields) or any(name in vars(self) for name in NO_FIELDS):
+        if not isinstance(deferred, HostFields) or not NO_FIELDS.keys().isdisjoint(vars(self)):
             return None
         return deferred.compact
 

@@ -114,10 +114,11 @@ class ContextBatch(TrainingBatch):
         )
 
     def to_numpy(self) -> dict[str, Any]:
-        own = self.backend
-        found = {key: self._others[key] for key in _EXTRA if key in self._others}
-        arrays = {key: value if isinstance(value, int) else own.to_numpy(value) for key, value in found.items()}
-        return super().to_numpy() | arrays
+        own, found = self.backend, super().to_numpy()
+        for key, dtype in (("shift_labels", np.int64), ("global_cu_seqlens", np.int32)):
+            if key in self._others:
+                found[key] = own.to_numpy(self._others[key]).astype(dtype, copy=False)
+        return found if self.global_max_seqlen is None else found | {"global_max_seqlen": self.global_max_seqlen}
 
     def __getitem__(self, key: str) -> Any:
         return self._others[key] if key in self._others and key not in self._hidden else super().__getitem__(key)

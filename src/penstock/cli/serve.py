@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,15 +14,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.cli.console import emit, fact_table, log_lines, print_json, print_table, warn
-from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, open_rank, read_config
+from penstock.cli.console import fact_table, log_lines, print_json, print_table, warn
+from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, read_config
+from penstock.engines.run import engine_of
 from penstock.errors import ConfigError
 from penstock.feed.connection import TOKEN_VARIABLE
+from penstock.feed.replicas import FeedReplicas
 from penstock.feed.server import FeedServer, TLSFiles
-from penstock.loaders.loader_file import LoaderConfig
-
-_CLIENT_OPTIONS = ("backend", "device", "pin_memory", "prefetch", "world_size", "model_parallel_size")
-"""Options of a loader file that the clients follow."""
 
 
 @command()
@@ -38,6 +37,10 @@ def serve(
     ] = None,
     tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificate chain in PEM, for TLS.")] = None,
     tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="Private key of the certificate.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="ENGINE", help="Where to run: local, ray, or ray://HOST:PORT.")
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, metavar="N", help="Servers, with --engine ray.")] = 1,
     budget: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for batches that are made ahead or shared, such as 4GiB.")
     ] = "1 GiB",
@@ -46,39 +49,35 @@ def serve(
     """Make the batches of a loader ahead, and hand them to RemoteLoader("grpc://host:port") in each rank.
 
     The server keeps no state: it can be killed and started again, and several of the same config can serve one run.
-    It ends with Ctrl-C or SIGTERM. With --json, one line says where it listens.
+    It ends with Ctrl-C or SIGTERM. With --json, one line says where it listens. With --engine ray, replicas are actors
+    of a cluster, on the addresses of their nodes and the ports from --port on.
     """
     described = read_config(config, assignments)
-    token, tls = read_token(token_file), read_tls(tls_cert, tls_key)
-    with ExitStack() as stack:
-        stack.enter_context(log_lines(Console(stderr=True), logging.WARNING))
-        server = stack.enter_context(open_server(described, host=host, port=port, token=token, tls=tls, budget=budget))
-        facts: dict[str, Any] = {"address": server.address, "port": server.port, "pid": os.getpid(), **server.facts()}
-        rows = (("address", server.address), ("plan", facts["plan"]), ("sources", ", ".join(facts["sources"])))
-        with _stopped_by_signals(server):
+    given: dict[str, Any] = {"token": read_token(token_file), "tls": read_tls(tls_cert, tls_key), "budget": budget}
+    stop = threading.Event()
+    with log_lines(Console(stderr=True), logging.WARNING), ExitStack() as stack:
+        if engine in (None, "local"):
+            if replicas != 1:
+                raise ConfigError(
+                    f"--replicas {replicas} needs --engine ray; or start penstock serve several times, on other ports"
+                )
+            server = stack.enter_context(FeedServer.of_config(described, host=host, port=port, **given))
+            facts = {"address": server.address, "addresses": [server.address], "port": server.port, **server.facts()}
+        else:
+            engine_of(engine)
+            started = stack.enter_context(FeedReplicas(described, replicas, engine=str(engine), port=port, **given))
+            facts = {"addresses": started.addresses}
+        with _stopped_by_signals(stop):
             if as_json:
-                print_json({"config": described.name, **facts}, indent=False)
+                print_json({"config": described.name, "pid": os.getpid(), **facts}, indent=False)
             else:
-                emit(facts, lambda: print_table(fact_table(rows)), as_json=False)
-            server.wait()
+                shown = [("address" if not number else "", each) for number, each in enumerate(facts["addresses"])]
+                print_table(fact_table([*shown, *((name, str(facts[name])) for name in ("plan",) if name in facts)]))
+            while not stop.wait(1.0):  # in pieces, since a signal interrupts no endless wait on Windows
+                pass
     warn("stopped")
-    if not server.finished:
+    if engine in (None, "local") and not server.finished:
         os._exit(0)  # a client that does not read would hold the process
-
-
-@contextmanager
-def open_server(config: LoaderConfig, **given: Any) -> Iterator[FeedServer]:
-    """Running server of a loader file; closed with its loader."""
-    arguments = config.arguments
-    if arguments.get("streaming"):
-        raise ConfigError(
-            f"{config.name}: a stream has no plan, and its position is in the process that reads it, so that no other "
-            "server could go on; prepare the data first, or pass --set streaming=false"
-        )
-    defaults = {name: arguments.get(name) for name in _CLIENT_OPTIONS}
-    own: dict[str, Any] = {"backend": "numpy", "device": None, "pin_memory": False, "prefetch": 0}
-    with open_rank(config, **own) as loader, FeedServer(loader, defaults=defaults, **given) as server:
-        yield server
 
 
 def read_token(path: Path | None) -> str | None:
@@ -103,14 +102,14 @@ def read_tls(certificate: Path | None, key: Path | None) -> TLSFiles | None:
 
 
 @contextmanager
-def _stopped_by_signals(server: FeedServer) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the server; a second one ends the process at once."""
+def _stopped_by_signals(stopped: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM set an event; a second one ends the process at once."""
     before: dict[int, Any] = {}
 
     def stop(number: int, _: object) -> None:
         for each in before:
             signal.signal(each, signal.SIG_DFL)
-        server.stop()
+        stopped.set()
 
     for each in (signal.SIGINT, signal.SIGTERM):
         before[each] = signal.signal(each, stop)

@@ -10,6 +10,7 @@ from penstock.pipeline.chain import stage_name
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stages import Finishing, FirstOfKey, Stateful, Transform
 from penstock.sinks import StoreSink
+from penstock.sinks.file_sink import FileSink
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,14 @@ class JobPlan:
     """Steps that run in one place: the first that needs order and does not say how to partition, and those after it."""
     shards: bool
     """True if tasks write the shards of a store; otherwise all rows go through the sink in one place."""
+    text: bool = False
+    """True if tasks write the text of a file, which is laid together in one place."""
+
+    @property
+    def in_one_place(self) -> bool:
+        """True if the first step needs order, so that there is nothing to share out."""
+        first = self.phases[0]
+        return bool(self.rest) and len(self.phases) == 1 and not first.transforms
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> JobPlan:
@@ -51,11 +60,16 @@ class JobPlan:
         phases.append(Phase(tuple(here), before))
         sink = pipeline.sink
         parallel = not rest and isinstance(sink, StoreSink) and sink.writes_shards
-        return cls(tuple(phases), tuple(rest), parallel)
+        text = not rest and isinstance(sink, FileSink) and sink.takes_parts
+        return cls(tuple(phases), tuple(rest), parallel, text)
 
     def lines(self, pipeline: Pipeline, splits: int, nbytes: int) -> Iterator[str]:
         """The plan in words, a line a phase."""
         size = f" of about {format_bytes(nbytes // max(1, splits))}" if nbytes else ""
+        if self.in_one_place:
+            steps = ", ".join(map(stage_name, (pipeline.source, *self.rest, pipeline.sink)))
+            yield f"one place    {steps}: the first step needs the rows in order"
+            return
         yield f"{splits:,} splits{size} of {stage_name(pipeline.source)}"
         for phase in self.phases:
             if phase.drops is not None:
@@ -64,5 +78,5 @@ class JobPlan:
             yield f"each split   {steps}"
         if self.rest:
             yield f"one place    {', '.join(map(stage_name, self.rest))}: needs the rows in order"
-        where = "each shard  " if self.shards else "one place   "
+        where = "each shard  " if self.shards else "each split  " if self.text else "one place   "
         yield f"{where} {stage_name(pipeline.sink)}"

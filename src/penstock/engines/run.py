@@ -88,10 +88,9 @@ def run_pipeline(pipeline: Pipeline, engine: Any, checkpoint: PathLike | None, p
     check_engine(pipeline)
     chosen = engine_of(engine)
     directory = JobDirectory(job_place(pipeline, checkpoint))
-    report = Driver(pipeline, directory, chosen.executor(), chosen.options, progress, chosen.share).run()
-    if checkpoint is None:
-        directory.remove()
-    return report
+    durable = checkpoint is not None
+    executor = chosen.executor()
+    return Driver(pipeline, directory, executor, chosen.options, progress, chosen.share, durable=durable).run()
 
 
 def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:

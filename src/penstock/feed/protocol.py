@@ -72,10 +72,13 @@ def schema_of(columns: tuple[str, ...]) -> pa.Schema:
 
 def encode(notes: Mapping[str, Any], arrays: Arrays, columns: tuple[str, ...]) -> EncodedMessage:
     """Message whose arrays share memory with those given."""
-    table = {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
-    columns_of = [_column(arrays.get(name)) for name in columns]
-    batch = pa.RecordBatch.from_arrays(columns_of, schema=schema_of(columns))
-    return EncodedMessage(batch, to_json({**notes, "arrays": table}))
+    batch = pa.RecordBatch.from_arrays([_column(arrays.get(name)) for name in columns], schema=schema_of(columns))
+    return EncodedMessage(batch, to_json({**notes, "arrays": array_table(arrays)}))
+
+
+def array_table(arrays: Arrays) -> dict[str, list[Any]]:
+    """Type and shape of each array, for the notes."""
+    return {name: [array.dtype.str, list(array.shape)] for name, array in arrays.items()}
 
 
 def heartbeat(columns: tuple[str, ...]) -> EncodedMessage:
@@ -89,8 +92,12 @@ def ending(columns: tuple[str, ...]) -> EncodedMessage:
 
 def failure(error: BaseException, columns: tuple[str, ...], **more: Any) -> EncodedMessage:
     """Last message of a stream that failed; `read_failure` makes an error of it."""
-    told = str(error) or type(error).__name__
-    return encode({"type": "error", "error": type(error).__name__, "message": told, **more}, {}, columns)
+    return encode({**failure_notes(error), **more}, {}, columns)
+
+
+def failure_notes(error: BaseException) -> dict[str, Any]:
+    name = type(error).__name__
+    return {"type": "error", "error": name, "message": str(error) or name}
 
 
 def read_failure(notes: Mapping[str, Any], address: str) -> Exception:
@@ -128,16 +135,25 @@ def _absent() -> pa.Array:
 
 
 def _view(batch: pa.RecordBatch, name: str, dtype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
-    kind = np.dtype(dtype)
-    sizes = tuple(shape)
-    if kind.kind not in _KINDS or len(sizes) > _MOST_DIMENSIONS or any(type(size) is not int for size in sizes):
-        raise ValueError(f"{name} has the type {dtype!r} and the shape {shape!r}")
     column = batch.column(batch.schema.get_field_index(name))
     _, offsets, data = column.buffers()
     low, high = np.frombuffer(offsets, np.int64, 2, column.offset * 8).tolist()
-    if high - low != prod(sizes) * kind.itemsize or min(sizes, default=0) < 0 or high > (data.size if data else 0):
-        raise ValueError(f"{name} has {high - low} bytes, and {dtype} of the shape {sizes} needs another number")
-    if high == low:
-        return np.zeros(sizes, kind)
-    view = np.frombuffer(data, kind, prod(sizes), low).reshape(sizes)
+    if not 0 <= low <= high <= (data.size if data else 0):
+        raise ValueError(f"{name} has the bytes {low} to {high}")
+    memory = np.frombuffer(data, np.uint8, high - low, low) if data else np.zeros(0, np.uint8)
+    view = sized_view(memory, name, dtype, shape)
+    if view.nbytes != high - low:
+        raise ValueError(f"{name} has {high - low} bytes, and {dtype} of the shape {shape} needs {view.nbytes}")
     return view if view.flags.aligned else view.copy()  # kernels expect aligned memory
+
+
+def sized_view(memory: npt.NDArray[np.uint8], name: str, dtype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
+    """Array at the beginning of some memory; ValueError if it is no array of numbers, or does not fit."""
+    kind, sizes = np.dtype(dtype), tuple(shape)
+    whole = all(type(size) is int and size >= 0 for size in sizes)
+    if kind.kind not in _KINDS or len(sizes) > _MOST_DIMENSIONS or not whole:
+        raise ValueError(f"{name} has the type {dtype!r} and the shape {shape!r}")
+    nbytes = prod(sizes) * kind.itemsize
+    if nbytes > memory.nbytes:
+        raise ValueError(f"{name} has {memory.nbytes} bytes, and {dtype} of the shape {sizes} needs {nbytes}")
+    return memory[:nbytes].view(kind).reshape(sizes)

@@ -13,17 +13,17 @@ from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import BatchLayout
 from penstock.batching.options import Options
-from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
 from penstock.feed.batch_groups import BatchReader, FeedPosition
 from penstock.feed.connection import FeedConnection, LostServerError
 from penstock.feed.protocol import MalformedMessageError, Message
 from penstock.feed.remote_plan import RemotePlan
+from penstock.feed.share import GroupShare
 from penstock.loaders.plan_engine import check_edited
 from penstock.memory.views import keep_freed
 from penstock.order.edits import edit_from_json
 from penstock.order.plan import Plan
-from penstock.order.states import read_position, to_state
+from penstock.order.states import plain_state, read_position
 
 _KEPT_BYTES = 24 << 20
 Received = tuple[TrainingBatch, FeedPosition]
@@ -32,8 +32,10 @@ Received = tuple[TrainingBatch, FeedPosition]
 class RemoteEngine:
     """Batches of one rank, made by a server. Whichever server makes a batch, it is the same."""
 
-    def __init__(self, connection: FeedConnection, hello: Mapping[str, Any], options: Options, rank: Rank) -> None:
-        self.options, self.rank = options, rank
+    def __init__(
+        self, connection: FeedConnection, hello: Mapping[str, Any], options: Options, share: GroupShare | None = None
+    ) -> None:
+        self.options, self.rank, self._share = options, options.find_rank(), share
         self._connection, self._hello = connection, hello
         facts = {name: value for name, value in hello["layout"].items() if name != "kind"}
         backend = get_backend(options.backend)
@@ -45,7 +47,7 @@ class RemoteEngine:
         layout = BatchLayout(**{**facts, "fields": wanted}, integer=backend.integer)
         self.batch_size = 1 if layout.split else options.batch_size
         edits = [edit_from_json(edit) for edit in hello["edits"]]
-        self.plan: Plan = RemotePlan.of(hello["plan"], self.batch_size * rank.world_size, edits, self._ask)
+        self.plan: Plan = RemotePlan.of(hello["plan"], self.batch_size * self.rank.world_size, edits, self._ask)
         self._integer = np.dtype(backend.integer).name
         self._reader = BatchReader(hello["layout"]["kind"], layout, backend, self.plan.names)
         self._next: tuple[FeedPosition, Generator[Received, None, None]] | None = None
@@ -93,11 +95,29 @@ class RemoteEngine:
 
     def batches(self, position: FeedPosition) -> Generator[Received, None, None]:
         """Batches of the rest of an epoch; after a server is lost, the next one goes on after the last batch."""
+        share = self._share
+        if share is not None and not share.is_first:
+            for message in share.received():
+                yield from self._received(message)
+            return
+        try:
+            yield from self._fetched(position)
+        except Exception as error:
+            if share is not None:
+                share.fail(error)
+            raise
+        if share is not None:
+            share.end()
+
+    def _fetched(self, position: FeedPosition) -> Generator[Received, None, None]:
         epoch: int | None = None
         while epoch is None or position.epoch == epoch:
             try:
                 for message in self._connection.stream(self._request("batches", self.plan, position=position.facts)):
-                    for batch, following in self._received(message):
+                    received = self._received(message)
+                    if self._share is not None:
+                        self._share.send(message)
+                    for batch, following in received:
                         epoch, position = batch.metadata["epoch"], following
                         yield batch, following
                         del batch
@@ -106,7 +126,11 @@ class RemoteEngine:
                 self._connection.recover(error)
 
     def to_state(self, position: FeedPosition) -> dict[str, Any]:
-        return to_state(self.plan, position.position())
+        """State of a position. That of thousands of sources is written by the server, which knows their rows."""
+        state = plain_state(self.plan, position.position())
+        if state is None:
+            state = dict(self._ask("save", self.plan, position=position.facts).notes["answer"])
+        return state
 
     def from_state(self, state: Mapping[str, Any], *, new_batch_size: bool = False) -> FeedPosition:
         """Position of a state; the plan takes over the state's edits."""

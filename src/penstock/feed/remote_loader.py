@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from penstock._suggest import check_options
 from penstock.batching.options import LoaderOptions, Options, Output, Shard, flat_options, option_names
-from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError
 from penstock.feed.connection import FeedConnection
 from penstock.feed.remote_engine import RemoteEngine
+from penstock.feed.share import GroupShare
 from penstock.files.listing import PathLike
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import SHARDINGS
@@ -22,6 +23,7 @@ _OWN = frozenset(
     {"batch_size", "budget", *option_names(Output), *(name for name in option_names(Shard) if name != "sharding")}
 )
 """Options of a client; all others are decided by the config of the server."""
+_PLACES = frozenset(name for name in option_names(Shard) if name not in ("sharding", "context"))
 
 
 class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
@@ -37,6 +39,9 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
 
     `token` is that of the server, by default the environment variable PENSTOCK_FEED_TOKEN. `tls_root_certs` is a file
     in PEM with the certificates to trust, by default those of the system. Worker processes of torch have to be spawned.
+
+    `share` is a process group, or a mesh of one dimension, whose ranks train on the same batches (tensor or context
+    parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
         tls_root_certs: PathLike | None = None,
         deadline_seconds: float = 30.0,
         retry_seconds: float = 120.0,
+        share: Any = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
         given = flat_options(options)
@@ -67,7 +73,15 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
         try:
             hello = connection.retrying(lambda: connection.ask({"verb": "hello"})).notes["answer"]
             connection.expected = hello
-            super().__init__(RemoteEngine(connection, hello, *_placed(hello, given)))
+            chosen, group = _merged(hello, given), None
+            if share is not None:
+                if chosen.prefetch:
+                    raise ConfigError(
+                        f"prefetch={chosen.prefetch} does not work with share=, whose ranks receive batches together; "
+                        "leave it out: the server makes batches ahead"
+                    )
+                chosen, group = replace(chosen, prefetch=0), GroupShare(share)
+            super().__init__(RemoteEngine(connection, hello, chosen, group))
         except BaseException:
             connection.close()
             raise
@@ -101,21 +115,19 @@ def _check_own(given: Mapping[str, Any]) -> None:
         )
 
 
-def _placed(hello: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Options, Any]:
-    """Options of the client with those of the server, and the rank."""
+def _merged(hello: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
+    """Options of the client with those of the server."""
     defaults = dict(hello["defaults"])
     planned = defaults.pop("world_size", None)
-    sharding = SHARDINGS.get(hello["sharding"])
-    merged = {**hello["options"], **defaults, **given}
     if given.get("rank") is not None or given.get("group") is not None:
-        merged["model_parallel_size"] = given.get("model_parallel_size", 1)
-    options = Options(**merged, sharding=None if sharding is None else sharding())
-    rank = find_rank(
-        options.rank, options.world_size, model_parallel_size=options.model_parallel_size, group=options.group
-    )
+        for name in _PLACES:  # the place is the caller's, as a whole
+            defaults.pop(name, None)
+    sharding = SHARDINGS.get(hello["sharding"])
+    options = Options(**{**hello["options"], **defaults, **given}, sharding=None if sharding is None else sharding())
+    rank = options.find_rank()
     if planned is not None and given.get("rank") is None and rank.world_size != planned:
         raise ConfigError(
             f"the config of the server is planned for world_size={planned}, and this is {rank}; start that many ranks, "
             "change world_size in the config, or pass rank= and world_size="
         )
-    return options, rank
+    return options

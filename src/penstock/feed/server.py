@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -19,6 +20,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from penstock import __version__
+from penstock.batching.options import Output, Shard, option_names
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, PenstockError
 from penstock.feed.batch_groups import columns_of, encode_batches, layout_facts, position_of
@@ -37,6 +39,7 @@ from penstock.feed.protocol import (
 )
 from penstock.files.states import parse_json
 from penstock.loaders.base import DataLoader
+from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.preferences.engine import PreferenceEngine
 from penstock.memory import LRUCache, MemoryBudget
@@ -60,6 +63,8 @@ _OPTIONS = (
     "fields",
 )
 """Options of the server's loader that its clients' loaders have too."""
+_CLIENT_OPTIONS = set(option_names(Shard) + option_names(Output)) - {"rank", "group", "sharding", "fields"}
+"""Options of a loader file that the clients follow."""
 _INTEGERS = {"int32": np.int32, "int64": np.int64}
 
 
@@ -116,6 +121,27 @@ class FeedServer:
             ) from None
         self._flight.service = self._service
         self._stopped = threading.Event()
+        self._owned: DataLoader | None = None
+
+    @classmethod
+    def of_config(cls, config: LoaderConfig, **given: Any) -> Self:
+        """Server of a loader file, which closes the loader with itself. `given` are the keywords of the constructor."""
+        arguments = config.arguments
+        if arguments.get("streaming"):
+            raise ConfigError(
+                f"{config.name}: a stream has no plan, and its position is in the process that reads it, so that no "
+                "other server could go on; prepare the data first, or pass --set streaming=false"
+            )
+        own = {each.name: each.default for each in fields(Shard) if each.name != "sharding"}
+        own |= {"rank": 0, "world_size": 1, "backend": "numpy", "device": None, "pin_memory": False, "prefetch": 0}
+        loader = config.open(**own)
+        try:
+            server = cls(loader, defaults={name: arguments.get(name) for name in _CLIENT_OPTIONS}, **given)
+        except BaseException:
+            loader.close()
+            raise
+        server._owned = loader
+        return server
 
     @property
     def port(self) -> int:
@@ -153,6 +179,8 @@ class FeedServer:
         if ending.is_alive():  # a client that does not read what was sent to it: only its end, or ours, frees the call
             _unfinished.append(self._flight)
         self._service.close()
+        if self._owned is not None:
+            self._owned.close()
 
     @property
     def finished(self) -> bool:
@@ -299,6 +327,11 @@ class _Service:
         plan, position = from_state(job.engine.plan, request["state"], new_batch_size=request["new_batch_size"])
         return {"edits": [edit.to_json() for edit in plan.edits], "position": position_facts(position)}
 
+    def save(self, job: FeedJob, request: Mapping[str, Any]) -> Any:
+        position = position_of(request["position"])
+        check_position(job.engine.plan, position)
+        return job.engine.to_state(position)
+
     def edited(self, job: FeedJob, request: Mapping[str, Any]) -> Any:
         plan = job.engine.plan.edited(*map(edit_from_json, request["more"]))
         for source, rows in request.get("rows", {}).items():
@@ -363,6 +396,7 @@ class _RefusedRequestError(ConfigError):
 
 _ASKS: dict[str, Callable[[_Service, FeedJob, Mapping[str, Any]], Any]] = {
     "load": _Service.load,
+    "save": _Service.save,
     "edited": _Service.edited,
     "next_delivered": _Service.next_delivered,
     "trace": _Service.trace,

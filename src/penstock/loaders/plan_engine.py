@@ -108,17 +108,7 @@ class PlanEngine:
     def for_rank(self, rank: Rank, batch_size: int, *, integer: npt.DTypeLike, edits: Sequence[Edit]) -> Self:
         """Engine of another rank over the same rows: NumPy batches whose wide fields are `integer`."""
         other = copy.copy(self)
-        other.options = replace(
-            self.options,
-            batch_size=batch_size,
-            rank=rank.rank,
-            world_size=rank.world_size,
-            group=None,
-            model_parallel_size=1,
-            backend="numpy",
-            device=None,
-            pin_memory=False,
-        )
+        other.options = replace(self.options, batch_size=batch_size, backend="numpy", device=None, pin_memory=False)
         other.rank, other.batch_size = rank, 1 if self._layout.split else batch_size
         other._layout = replace(self._layout, integer=integer)
         other.plan = replace(self.plan, global_batch=other.batch_size * rank.world_size, edits=()).edited(*edits)

@@ -28,8 +28,24 @@ _MOST_EDIT_BYTES = 2048
 
 def to_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """State of a position, the same on every rank; `more` are facts of the loader."""
+    plain = plain_state(plan, position, more)
+    if plain is not None:
+        return plain
+    compact, facts = write_compact(plan, position), _facts(plan, position, more)
+    return STATE.write({**facts, **(_plain_position(position) if compact is None else {"compact": compact})})
+
+
+def plain_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """State in plain words, which needs no rows of the plan; None if it is too large for them."""
+    if len(plan.names) > _MOST_PLAIN:
+        return None
+    plain = STATE.write({**_facts(plan, position, more), **_plain_position(position)})
+    return plain if len(orjson.dumps(plain)) < _MOST_BYTES else None
+
+
+def _facts(plan: Plan, position: Position, more: Mapping[str, Any] | None) -> dict[str, Any]:
     edits = [edit.to_json() for edit in plan.edits]
-    facts = {
+    return {
         "plan": plan.fingerprint,
         "parts": _parts(plan),
         "global_batch": plan.global_batch,
@@ -43,12 +59,6 @@ def to_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = No
         "edits_digest": edits_digest(plan.edits),
         **(more or {}),
     }
-    if len(plan.sources) <= _MOST_PLAIN:
-        plain = STATE.write({**facts, **_plain_position(position)})
-        if len(orjson.dumps(plain)) < _MOST_BYTES:
-            return plain
-    compact = write_compact(plan, position)
-    return STATE.write({**facts, **(_plain_position(position) if compact is None else {"compact": compact})})
 
 
 def _plain_position(position: Position) -> dict[str, Any]:
@@ -62,6 +72,7 @@ def _plain_position(position: Position) -> dict[str, Any]:
 def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> tuple[Plan, Position]:
     """Plan with the edits of a state, and the position of the state. A state of another plan is refused."""
     check_state(plan, state, new_batch_size=new_batch_size)
+    drawn: Drawn | None
     try:
         numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
         plan = _with_edits_of(plan, state, numbers["step"])

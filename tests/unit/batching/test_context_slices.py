@@ -160,6 +160,13 @@ def test_every_target_is_in_exactly_one_slice(batch: Any, world: int, slicing: s
     assert sorted(found) == wanted
 
 
+def test_the_last_token_of_a_row_has_no_target() -> None:
+    ids = np.arange(1, 17).reshape(2, 8)
+    whole = TrainingBatch.from_numpy({"input_ids": ids, "labels": ids, "position_ids": ids % 8}, backend="numpy")
+    found = [part.shift_labels.tolist() for part in slices_of(whole, 2, "contiguous")]
+    assert found == [[[2, 3, 4, 5], [10, 11, 12, 13]], [[6, 7, 8, IGNORE], [14, 15, 16, IGNORE]]]
+
+
 @settings(max_examples=40, deadline=None)
 @given(batch=BATCHES, world=st.integers(1, 3), slicing=st.sampled_from(ROW_SLICINGS))
 def test_boundaries_of_slices_of_rows_are_where_documents_change(batch: Any, world: int, slicing: str) -> None:
@@ -299,7 +306,7 @@ KINDS: dict[str, Any] = {
 
 def make(stores: Path, kind: str, **more: Any) -> Any:
     loader, name, options = KINDS[kind]
-    return loader(stores / name, batch_size=3, backend="numpy", **{**options, "pad_id": 9, **more})
+    return loader(stores / name, batch_size=3, **{**options, "pad_id": 9, "backend": "numpy", **more})
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -337,6 +344,24 @@ def test_slices_come_by_every_way_a_loader_has(stores: Path) -> None:
     sources = {"a": stores / "text", "b": stores / "chats"}
     with MixedDataLoader(sources, chunk_size=32, batch_size=2, backend="numpy", **place) as mixed:
         assert mixed.get_batch().shift_labels.shape == (2, 16)
+
+
+@pytest.mark.parametrize("backend", ["torch", "jax", "mlx"])
+@pytest.mark.parametrize("slicing", SLICINGS)
+def test_slices_are_equal_in_every_framework(stores: Path, backend: str, slicing: Any) -> None:
+    pytest.importorskip("mlx.core" if backend == "mlx" else backend)
+    place: Any = {"dp": 1, "cp": 2, "rank": 1, "context": slicing}
+    found = []
+    for name in ("numpy", backend):
+        with make(stores, "packed", backend=name, **place) as loader:
+            found.append(loader.get_batch())
+    moved = found[1].to("cpu")
+    assert type(moved) is ContextBatch
+    for batch in (found[1], moved):
+        for name, array in found[0].to_numpy().items():
+            np.testing.assert_array_equal(batch.to_numpy()[name], array, name)
+            assert np.asarray(batch.to_numpy()[name]).dtype == np.asarray(array).dtype
+        assert batch.num_tokens == found[0].num_tokens
 
 
 def test_num_tokens_of_a_slice_is_known_without_masks(stores: Path) -> None:
