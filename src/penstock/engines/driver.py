@@ -330,7 +330,7 @@ class Driver:
         self._tasks, self._finished = len(order), len(order) - len(pending)
         running: dict[str, Task] = {}
         while pending or running:
-            while pending and len(running) < max(1, self._executor.slots):
+            while pending and len(running) < max(1, self._executor.room):
                 task = pending.popleft()
                 running[task.name] = task
                 self._executor.submit(task)
