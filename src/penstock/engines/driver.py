@@ -426,7 +426,7 @@ class Driver:
         first, last = (self._phases[0], self._phases[-1]) if self._phases else (None, None)
         rows_in = first.sums["rows_in"] if first is not None else 0
         dropped = sum(records.dropped.total() for records in self._phases)
-        bad = sum(sum(counts.values()) for records in self._phases for counts in records.bad if counts)
+        bad = sum(records.bad_rows for records in self._phases)
         slots, state = max(1, self._executor.slots), self._executor.snapshot()
         stages: dict[tuple[str, str], dict[str, Any]] = {}
         for records in self._phases:
