@@ -471,7 +471,7 @@ class KeysTakenOff(Transform):
 
 
 class TaskRun:
-    """What is known of some tasks while they run."""
+    """Tasks while they run: their places, records and errors."""
 
     def __init__(self, order: Sequence[Task], records: PhaseRecords | None) -> None:
         self.place = {task.name: number for number, task in enumerate(order)}
