@@ -27,7 +27,7 @@ _WIDTHS = (8, 16, 32, 64)
 
 
 def write_compact(plan: Plan, position: Position) -> dict[str, Any] | None:
-    """What is needed beside step, epoch and samples to find a position of a mixture again; None if that is not exact."""
+    """Facts that lead back to a position of a mixture, beside step, epoch and samples; None if they would not."""
     mixture, drawn = plan.mixture, position.drawn
     if mixture is None or drawn is None:
         return None
@@ -54,7 +54,7 @@ def read_compact(
 ) -> tuple[tuple[OrderPosition, ...], Drawn, tuple[OrderPosition, ...]]:
     """Cursors, draws and cursors at the beginning of the epoch, from the result of `write_compact`.
 
-    Raises ValueError, TypeError or KeyError if it is damaged.
+    Raises ValueError, TypeError, KeyError or ArithmeticError if it is damaged.
     """
     mixture = plan.mixture
     if mixture is None:

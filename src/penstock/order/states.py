@@ -76,12 +76,13 @@ def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = F
     try:
         numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
         plan = _with_edits_of(plan, state, numbers["step"])
+        drawn: Drawn | None
         if (compact := state.get("compact")) is not None:
             cursors, drawn, epoch_starts = read_compact(plan, compact, numbers["samples"])
         else:
             cursors, epoch_starts = (tuple(map(_cursor, state[name])) for name in ("places", "marks"))
             drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         if isinstance(error, PenstockError):
             raise
         raise _damaged(repr(error)) from error
