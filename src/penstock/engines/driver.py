@@ -353,13 +353,14 @@ class Driver:
         if run.first_failure is not None:
             failed = order[run.first_failure]
             raise self._located(run.failures[run.first_failure], failed)
-        self._check_shares(order, mine)
+        if self._share is not None:
+            self._check_shares(order, mine)
+            for number in run.missing:  # other processes have done them meanwhile
+                run.take(number, self._directory.record(order[number].name))
         return run.made
 
     def _check_shares(self, order: Sequence[Task], mine: Sequence[Task]) -> None:
-        """The steps after these need all of them."""
-        if self._share is None:
-            return
+        """Refuse to go on if tasks of others are not done: the next step needs all of them."""
         done = self._directory.done()
         left = sum(task.name not in done for task in order)
         if left:
@@ -471,7 +472,7 @@ class KeysTakenOff(Transform):
 
 
 class TaskRun:
-    """What is known of some tasks while they run."""
+    """Tasks while they run: their places, records and errors."""
 
     def __init__(self, order: Sequence[Task], records: PhaseRecords | None) -> None:
         self.place = {task.name: number for number, task in enumerate(order)}
@@ -479,6 +480,12 @@ class TaskRun:
         self.failures: dict[int, Exception] = {}
         self.first_failure: int | None = None
         self._records = records
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the tasks without a record."""
+        known: Sequence[Any] = self.made if self._records is None else self._records.parts
+        return [number for number, record in enumerate(known) if not record]
 
     def take(self, number: int, record: dict[str, Any]) -> None:
         if self._records is not None:
