@@ -22,7 +22,16 @@ from penstock.engines.records import PhaseRecords, add_stages, bottleneck, finis
 from penstock.engines.results import SINK_NAME, Results
 from penstock.engines.splits import Bundle, bundles_of, count_records, described
 from penstock.engines.work import JobWork, input_mark, moved
-from penstock.errors import ConfigError, DataError, ResumeError, StageError, UnfinishedJobError
+from penstock.errors import (
+    ChangedFileError,
+    ConfigError,
+    DataError,
+    FailureBudgetError,
+    ResumeError,
+    SchemaError,
+    StageError,
+    UnfinishedJobError,
+)
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import fingerprint
 from penstock.pipeline.functions import FunctionStage
@@ -98,10 +107,10 @@ class Driver:
             lock.hold(f"the job in {self._directory.shown}")
             try:
                 report = self._run_alone()
-            except Exception:
-                # After a kill the next run resumes. An error would only come again; what other processes have made for
-                # `join` stays.
-                if self._temporary and self._directory.read_json(SPLITS_NAME) is None:
+            except Exception as error:
+                # After a crash or an outage the next run resumes. An error of a row would only come again; what other
+                # processes have made for `join` stays.
+                if self._temporary and _is_final(error) and self._directory.read_json(SPLITS_NAME) is None:
                     self._directory.remove()
                 raise
             if self._temporary:
@@ -500,6 +509,13 @@ class TaskRun:
     def counts(self, task: Task) -> bool:
         """False if a task before it has failed."""
         return self.first_failure is None or self.place[task.name] < self.first_failure
+
+
+def _is_final(error: Exception) -> bool:
+    """True if the input or the pipeline has to change, so that nothing of the job is of use."""
+    if isinstance(error, StageError):
+        return error.file is not None
+    return isinstance(error, DataError | ChangedFileError | SchemaError | FailureBudgetError)
 
 
 def _schema(text: str) -> pa.Schema:
