@@ -9,10 +9,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
+import xxhash
 
+from penstock.corpus.raw_rows import describe_transforms
 from penstock.engines.exchange import write_index
 from penstock.engines.executor import Executor, Outcome, Task
 from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, SPLITS_NAME, JobDirectory
@@ -32,14 +35,17 @@ from penstock.errors import (
     StageError,
     UnfinishedJobError,
 )
+from penstock.files.filesystems import shown
+from penstock.files.states import to_json
 from penstock.pipeline.chain import Inferring, stage_name
-from penstock.pipeline.checkpoint import fingerprint
+from penstock.pipeline.checkpoint import fingerprint, is_there
 from penstock.pipeline.functions import FunctionStage
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable, FirstOfKey, Remembering, Stateful, Transform
 from penstock.sinks import StoreSink
 from penstock.sinks.file_sink import FileSink
+from penstock.sources.memory import MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import has_files, input_files
 
@@ -48,6 +54,8 @@ log = logging.getLogger("penstock.engines")
 Progress = Callable[[dict[str, Any]], None]
 _WAIT_SECONDS = 0.25
 _MOST_CRASHES = 3
+_SAME = ("pipeline", "contents", "sink", "on_error", "inputs")
+"""Facts of a job that may not change before it is resumed."""
 _KEY_BYTES = 24
 """Bytes of an entry of a key, with some room."""
 
@@ -91,9 +99,14 @@ class Driver:
         self._pipeline, self._directory, self._executor = pipeline, directory, executor
         self._options, self._progress, self._share, self._temporary = options, progress, share, temporary
         self._plan = JobPlan.of(pipeline)
+        self._contents = [
+            xxhash.xxh3_64_hexdigest(text.encode()) for text in describe_transforms(pipeline.transforms)[0]
+        ]
+        """What decides the rows that each transform gives, before any of them has learned or counted anything."""
         self._started = time.monotonic()
         self._crashes: Counter[str] = Counter()
         self._finished = self._tasks = self._bytes_done = 0
+        self._mark = ""
         self._phases: list[PhaseRecords] = []
 
     # -- plan --------------------------------------------------------------------------------------------------------
@@ -122,6 +135,7 @@ class Driver:
         saved = self._directory.read_json(PLAN_NAME)
         if saved is not None and saved.get("report") is not None:
             self._check_same(saved)
+            self._check_output()
             return Report(**saved["report"])
         sink = self._pipeline.sink
         assert sink is not None
@@ -223,8 +237,10 @@ class Driver:
             sink.encoder() if self._plan.text and isinstance(sink, FileSink) else None,
             bundles,
         )
+        facts = {"bundles": [bundle.to_json() for bundle in bundles], "partitions": partitions}
+        plan = [facts, *(self._identity()[name] for name in _SAME)]
+        self._mark = work.mark = xxhash.xxh3_64_hexdigest(to_json(plan))
         if saved is None:
-            facts = {"bundles": [bundle.to_json() for bundle in bundles], "partitions": partitions}
             schemas = {
                 str(number): schema_text(transform.output_schema)
                 for number, transform in enumerate(self._pipeline.transforms)
@@ -252,29 +268,49 @@ class Driver:
         pipeline = self._pipeline
         return {
             "pipeline": fingerprint(pipeline.source, pipeline.transforms),
-            "functions": [t.code_mark() for t in pipeline.transforms if isinstance(t, FunctionStage)],
+            "contents": self._contents,
             "stages": str(pipeline),
-            "sink": stage_name(pipeline.sink),
+            "sink": [stage_name(pipeline.sink), *getattr(pipeline.sink, "part_facts", list)()],
             "on_error": pipeline.config.on_error,
             "inputs": self._inputs(),
         }
 
     def _check_same(self, saved: dict[str, Any]) -> None:
         mine = self._identity()
-        for name in ("pipeline", "functions", "sink", "on_error", "inputs"):
+        for name in _SAME:
             if saved.get(name) != mine[name]:
-                what = {"inputs": "other input files", "on_error": "another on_error", "sink": "another sink"}
-                what["functions"] = "other code in its functions"
+                what = {
+                    "contents": "other code, arguments or files in its stages",
+                    "sink": "another sink, or other options of it",
+                    "on_error": "another on_error",
+                    "inputs": "other input",
+                }
                 raise ResumeError(
                     f"the job in {self._directory.shown} has {what.get(name, 'other stages')} ({saved.get('stages')}); "
                     "run it with the same ones, delete the directory, or choose another one"
                 )
 
+    def _check_output(self) -> None:
+        path = getattr(self._pipeline.sink, "path", None)
+        if path is not None and not is_there(path):
+            raise ResumeError(
+                f"the job in {self._directory.shown} is complete, but its output {shown(path)} is gone; delete the "
+                "directory to make it again"
+            )
+
     def _inputs(self) -> list[list[Any]]:
         source = self._pipeline.source
         if not has_files(source):
-            return [[name, size, None] for name, size in input_files(source)]
+            return [[name, size, self._content] for name, size in input_files(source)]
         return [input_mark(source, number) for number in range(len(input_files(source)))]
+
+    @cached_property
+    def _content(self) -> str:
+        """Mark of the rows of a source that has no files, as far as it can be had without reading them all."""
+        source = self._pipeline.source
+        if isinstance(source, MemorySource):
+            return " ".join(mark.xxh3 for mark in source.fingerprints(None))
+        return xxhash.xxh3_64_hexdigest(repr(getattr(source, "sampled_identity", list)()).encode())
 
     def _learn(self, saved: dict[str, Any] | None) -> None:
         """Have functions learn their columns from the first rows of the input, as they do in a local run."""
@@ -334,12 +370,12 @@ class Driver:
     def _run_tasks(self, order: Sequence[Task], records: PhaseRecords | None = None) -> list[dict[str, Any]]:
         """Run tasks that are not done yet; what each has noted, unless there are records to take it. Of several that
         fail, the first in order counts."""
-        done = self._directory.done()
+        done = self._usable(order)
         mine = order if self._share is None else order[self._share[0] :: self._share[1]]
         run = TaskRun(order, records)
         for number, task in enumerate(order):
             if task.name in done:
-                run.take(number, self._directory.record(task.name))
+                run.take(number, done[task.name])
         pending = deque(task for task in mine if task.name not in done)
         self._tasks, self._finished = len(order), len(order) - len(pending)
         running: dict[str, Task] = {}
@@ -367,6 +403,32 @@ class Driver:
             for number in run.missing:  # other processes have done them meanwhile
                 run.take(number, self._directory.record(order[number].name))
         return run.made
+
+    def _usable(self, order: Sequence[Task]) -> dict[str, dict[str, Any]]:
+        """Records of those tasks that are done, with this plan, and whose parts are there in full."""
+        parts = self._directory.parts()  # before `done`: parts are deleted once the tasks after them are done
+        done = self._directory.done()
+        usable = {}
+        for task in order:
+            if task.name not in done:
+                continue
+            record = self._directory.record(task.name)
+            needed = record.get("parts", {}).items()
+            if self._is_passed(task, done):
+                needed = [(name, size) for name, size in needed if name.endswith(".bad")]
+            lost = [name for name, size in needed if parts.get(name) != size]
+            if lost:
+                log.warning("%s is run again: %s is damaged or gone", task.described, lost[0])
+            elif record.get("plan") == self._mark:
+                usable[task.name] = record
+        return usable
+
+    def _is_passed(self, task: Task, done: set[str]) -> bool:
+        """True if all tasks of the phase after it are done, so that its parts may be deleted."""
+        following = task.arguments.get("phase", len(self._plan.phases)) + 1
+        if following >= len(self._plan.phases):
+            return False
+        return all(task_name(following, number) in done for number in range(self._phases[0].tasks))
 
     def _check_shares(self, order: Sequence[Task], mine: Sequence[Task]) -> None:
         """Refuse to go on if tasks of others are not done: the next step needs all of them."""

@@ -46,6 +46,8 @@ class JobWork:
     encoder: Any = None
     """The sink whose bytes tasks make, if they do."""
     bundles: list[Bundle] = field(default_factory=list)
+    mark: str = ""
+    """Mark of the plan, by which the records of another job are told apart."""
     _directory: JobDirectory | None = None
 
     @property
@@ -59,7 +61,9 @@ class JobWork:
 
     def __call__(self, task: Task) -> dict[str, Any]:
         """Do a task, and note in the directory that it is done; what was noted."""
+        self.directory.created_bytes.clear()
         made: dict[str, Any] = getattr(self, f"_{task.kind}")(task)
+        made |= {"plan": self.mark, "parts": dict(self.directory.created_bytes)}
         self.directory.finish(task.name, made)
         return made
 
