@@ -334,7 +334,7 @@ class Driver:
         )
         first: list[Any] = []
         for phase in self._plan.phases:
-            first += [] if phase.drops is None else [KeysTakenOff(phase.drops)]
+            first += [] if phase.drops is None else [phase.drops]
             first += phase.transforms
         probe = Pipeline(pipeline.source, first, None, config, pipeline.budget)
         with closing(iter(probe)) as batches:  # type: ignore[type-var]
@@ -370,12 +370,12 @@ class Driver:
     def _run_tasks(self, order: Sequence[Task], records: PhaseRecords | None = None) -> list[dict[str, Any]]:
         """Run tasks that are not done yet; what each has noted, unless there are records to take it. Of several that
         fail, the first in order counts."""
-        done = self._usable(order)
         mine = order if self._share is None else order[self._share[0] :: self._share[1]]
         run = TaskRun(order, records)
-        for number, task in enumerate(order):
-            if task.name in done:
-                run.take(number, done[task.name])
+        done = set()
+        for number, record in self._records(order):
+            run.take(number, record)
+            done.add(order[number].name)
         pending = deque(task for task in mine if task.name not in done)
         self._tasks, self._finished = len(order), len(order) - len(pending)
         running: dict[str, Task] = {}
@@ -399,29 +399,24 @@ class Driver:
             failed = order[run.first_failure]
             raise self._located(run.failures[run.first_failure], failed)
         if self._share is not None:
-            self._check_shares(order, mine)
-            for number in run.missing:  # other processes have done them meanwhile
-                run.take(number, self._directory.record(order[number].name))
+            self._check_shares(order, mine, run)
         return run.made
 
-    def _usable(self, order: Sequence[Task]) -> dict[str, dict[str, Any]]:
+    def _records(self, order: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
         """Records of those tasks that are done, with this plan, and whose parts are there in full."""
         parts = self._directory.parts()  # before `done`: parts are deleted once the tasks after them are done
         done = self._directory.done()
-        usable = {}
-        for task in order:
+        passed = bool(order) and self._is_passed(order[0], done)
+        for number, task in enumerate(order):
             if task.name not in done:
                 continue
             record = self._directory.record(task.name)
-            needed = record.get("parts", {}).items()
-            if self._is_passed(task, done):
-                needed = [(name, size) for name, size in needed if name.endswith(".bad")]
+            needed = [(name, size) for name, size in record["parts"].items() if not passed or name.endswith(".bad")]
             lost = [name for name, size in needed if parts.get(name) != size]
             if lost:
                 log.warning("%s is run again: %s is damaged or gone", task.described, lost[0])
-            elif record.get("plan") == self._mark:
-                usable[task.name] = record
-        return usable
+            elif record["plan"] == self._mark:
+                yield number, record
 
     def _is_passed(self, task: Task, done: set[str]) -> bool:
         """True if all tasks of the phase after it are done, so that its parts may be deleted."""
@@ -430,14 +425,17 @@ class Driver:
             return False
         return all(task_name(following, number) in done for number in range(self._phases[0].tasks))
 
-    def _check_shares(self, order: Sequence[Task], mine: Sequence[Task]) -> None:
-        """Refuse to go on if tasks of others are not done: the next step needs all of them."""
-        done = self._directory.done()
-        left = sum(task.name not in done for task in order)
+    def _check_shares(self, order: Sequence[Task], mine: Sequence[Task], run: TaskRun) -> None:
+        """Take over what others have done meanwhile; refuse to go on if some is left, since the next step needs all."""
+        left = len({task.name for task in order} - self._directory.done())
+        if not left:
+            for number, record in self._records(order):
+                run.take(number, record)
+            left = len(run.missing)
         if left:
             raise UnfinishedJobError(
-                f"{len(mine):,} of {len(order):,} tasks of this step are done, and {left:,} are left to other "
-                f"splits; when they have ended, `penstock join` does the rest"
+                f"its {len(mine):,} of {len(order):,} tasks of this step are done; {left:,} of other splits are not "
+                "yet, and when they have ended, `penstock join` does the rest"
             )
 
     def _take(self, outcome: Outcome, pending: deque[Task], run: TaskRun) -> None:
@@ -460,7 +458,7 @@ class Driver:
                 return
             log.error("%s is left out: %d workers died with it (%s)", task.described, _MOST_CRASHES, outcome.crash)
             record = self._lost(task, f"{_MOST_CRASHES} workers in a row died with it ({outcome.crash})")
-            self._directory.finish(task.name, record)
+            self._directory.finish(task.name, record | {"plan": self._mark, "parts": {}})
             run.take(number, record)
         else:
             result = outcome.result if outcome.result is not None else self._directory.record(task.name)
@@ -527,19 +525,6 @@ class Driver:
             "tasks_done": self._finished,
             **state,
         }
-
-
-class KeysTakenOff(Transform):
-    """A stage that drops no rows, in place of one that does."""
-
-    def __init__(self, stage: FirstOfKey) -> None:
-        self._stage = stage
-
-    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return self._stage.without_keys(batch)
-
-    def __repr__(self) -> str:
-        return repr(self._stage)
 
 
 class TaskRun:
