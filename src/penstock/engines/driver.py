@@ -112,6 +112,8 @@ class Driver:
                 # processes have made for `join` stays.
                 if self._temporary and _is_final(error) and self._directory.read_json(SPLITS_NAME) is None:
                     self._directory.remove()
+                    if isinstance(self._pipeline.sink, FileSink | StoreSink):
+                        self._pipeline.sink.discard()
                 raise
             if self._temporary:
                 self._directory.remove()
@@ -272,9 +274,9 @@ class Driver:
 
     def _inputs(self) -> list[list[Any]]:
         source = self._pipeline.source
-        if not has_files(source):
+        if not hasattr(source, "files"):
             return [[name, size, None] for name, size in input_files(source)]
-        return [input_mark(source, number) for number in range(len(input_files(source)))]
+        return [input_mark(source, number) for number in range(len(source.files))]
 
     def _learn(self, saved: dict[str, Any] | None) -> None:
         """Have functions learn their columns from the first rows of the input, as they do in a local run."""
@@ -317,13 +319,14 @@ class Driver:
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _map_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
+        names = [entry[0] for entry in work.inputs]
         for index, bundle in enumerate(work.bundles):
             arguments: dict[str, Any] = {"phase": number, "number": index}
             if number:
                 arguments["tasks"] = len(work.bundles)
             else:
                 arguments["splits"] = bundle.to_json()
-            yield Task(task_name(number, index), "map", arguments, described(self._pipeline.source, bundle))
+            yield Task(task_name(number, index), "map", arguments, described(self._pipeline.source, bundle, names))
 
     def _duplicate_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
         for partition in range(work.partitions):

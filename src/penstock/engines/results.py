@@ -218,14 +218,14 @@ class Results:
             before[part.files[run]] += part.records[run]
 
     def _lost_line(self, number: int, crash: str) -> bytes:
-        bundle = self.work.bundles[number]
+        bundle, names = self.work.bundles[number], [entry[0] for entry in self.work.inputs]
         split = bundle.splits[0]
         line = {
-            "file": self.work.inputs[split.file][0] if self.work.inputs else None,
+            "file": names[split.file] if names else None,
             "row": None,
             "offset": split.start,
             "stage": "job",
-            "reason": f"{described(self.pipeline.source, bundle)} was left out: {crash}",
+            "reason": f"{described(self.pipeline.source, bundle, names)} was left out: {crash}",
             "data": None,
         }
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

@@ -26,7 +26,6 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Origin, Source
-from penstock.sources.splits import has_files, input_files
 
 
 @dataclass
@@ -127,7 +126,7 @@ class JobWork:
             yield from self._kept(task, dropped)
             return
         for split in Bundle.of(task.arguments["splits"]).splits:
-            if has_files(self.source) and split.file < len(self.inputs):
+            if hasattr(self.source, "files"):
                 self._check_unchanged(split.file)
             yield split.file, split_source(self.source, split)
 
@@ -246,8 +245,6 @@ class KeptRows(Source):
 
 def input_mark(source: Any, number: int) -> list[Any]:
     """Name, size, and ETag or time of an input file."""
-    if not hasattr(source, "files"):
-        return [*input_files(source)[number], None]
     file = source.files[number]
     stat = file.stat()
     return [str(file), stat.st_size, getattr(file, "etag", None) or stat.st_mtime_ns]
