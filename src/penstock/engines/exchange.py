@@ -129,7 +129,7 @@ def partition_of(words: Words, partitions: int) -> npt.NDArray[np.int64]:
 def write_index(
     directory: JobDirectory, phase: int, tasks: int, partitions: int, starts: dict[int, npt.NDArray[np.int64]]
 ) -> None:
-    """Where each partition begins in the file of each task, in one file: a task of a partition reads no other."""
+    """Write where each partition begins in the file of each task into one file: a task of a partition reads no other."""
     index = np.zeros((tasks, partitions + 2), "<i8")
     for number, row in starts.items():
         index[number] = row

@@ -88,9 +88,8 @@ def run_pipeline(pipeline: Pipeline, engine: Any, checkpoint: PathLike | None, p
     check_engine(pipeline)
     chosen = engine_of(engine)
     directory = JobDirectory(job_place(pipeline, checkpoint))
-    durable = checkpoint is not None
-    executor = chosen.executor()
-    return Driver(pipeline, directory, executor, chosen.options, progress, chosen.share, durable=durable).run()
+    executor, temporary = chosen.executor(), checkpoint is None
+    return Driver(pipeline, directory, executor, chosen.options, progress, chosen.share, temporary=temporary).run()
 
 
 def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:
