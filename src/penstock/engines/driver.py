@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.engines.executor import Executor, Outcome, Task
+from penstock.engines.first_passes import FirstPasses
 from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, JobDirectory
 from penstock.engines.parts import PartsSource, schema_of, schema_text
 from penstock.engines.plan import JobPlan
@@ -25,7 +26,7 @@ from penstock.errors import ConfigError, DataError, ResumeError, StageError, Unf
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import fingerprint
 from penstock.pipeline.functions import FunctionStage
-from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.pipeline import Pipeline, fit_transforms
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable
@@ -66,10 +67,13 @@ class Driver:
         options: JobOptions,
         progress: Progress | None = None,
         share: tuple[int, int] | None = None,
+        *,
+        fit: Sequence[int] = (),
     ) -> None:
         self._pipeline, self._directory, self._executor = pipeline, directory, executor
         self._options, self._progress, self._share = options, progress, share
         self._plan = JobPlan.of(pipeline)
+        self._passes = FirstPasses(pipeline, self._plan, directory, fit)
         self._started = time.monotonic()
         self._crashes: Counter[str] = Counter()
         self._finished = self._tasks = 0
@@ -115,6 +119,7 @@ class Driver:
         self._executor.start(work, checks)
         last = len(self._plan.phases) - 1
         for number in range(last + 1):
+            self._passes.run(work, number, lambda tasks: self._run_first(work, tasks), lambda: self._learn(None))
             self._run_tasks(self._map_tasks(work, number))
             if number < last:
                 self._run_tasks(self._duplicate_tasks(work, number))
@@ -133,9 +138,11 @@ class Driver:
             bundles = [Bundle.of(each) for each in saved["bundles"]]
         else:
             bundles = bundles_of(self._pipeline.source, self._split_bytes())
-        self._learn(saved)
+        self._passes.fit_here()
         source = self._pipeline.source
-        _ = getattr(source, "schema", None)  # known before tasks are sent out, since it needs all rows
+        if not self._passes.pending:
+            self._learn(saved)
+            _ = getattr(source, "schema", None)  # known before tasks are sent out
         close = getattr(source, "close", None)
         if callable(close):
             close()
@@ -183,13 +190,19 @@ class Driver:
             "sink": stage_name(pipeline.sink),
             "on_error": pipeline.config.on_error,
             "inputs": self._inputs(),
+            "fit": self._passes.fits.all(),
         }
 
     def _check_same(self, saved: dict[str, Any]) -> None:
         mine = self._identity()
-        for name in ("pipeline", "sink", "on_error", "inputs"):
+        for name in ("pipeline", "sink", "on_error", "inputs", "fit"):
             if saved.get(name) != mine[name]:
-                what = {"inputs": "other input files", "on_error": "another on_error", "sink": "another sink"}
+                what = {
+                    "inputs": "other input files",
+                    "fit": "other transforms to fit",
+                    "on_error": "another on_error",
+                    "sink": "another sink",
+                }
                 raise ResumeError(
                     f"the job in {self._directory.shown} has {what.get(name, 'other stages')} ({saved.get('stages')}); "
                     "run it with the same ones, delete the directory, or choose another one"
@@ -221,7 +234,7 @@ class Driver:
             max_failure_ratio=None,
             batch_rows="auto",
         )
-        first = [t for phase in self._plan.phases for t in phase.transforms]
+        first = self._passes.cut([t for phase in self._plan.phases for t in phase.transforms])
         probe = Pipeline(pipeline.source, first, None, config, pipeline.budget)
         with closing(iter(probe)) as batches:  # type: ignore[type-var]
             for _ in batches:
@@ -240,7 +253,7 @@ class Driver:
 
     def _map_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
         for index, bundle in enumerate(work.bundles):
-            arguments: dict[str, Any] = {"phase": number, "number": index}
+            arguments: dict[str, Any] = {"phase": number, "number": index, "learned": list(self._passes.names)}
             if not number:
                 arguments["splits"] = bundle.to_json()
             yield Task(f"map-{number}-{index:06d}", "map", arguments, described(self._pipeline.source, bundle))
@@ -250,6 +263,16 @@ class Driver:
             arguments = {"phase": number, "partition": partition, "tasks": len(work.bundles)}
             name = f"duplicates-{number}-{partition:04d}"
             yield Task(name, "duplicates", arguments, f"partition {partition} of the keys")
+
+    def _run_first(self, work: JobWork, tasks: Sequence[Task]) -> None:
+        """Tasks that everything after them needs; of those of other shares, whoever comes first does them."""
+        if self._share is None:
+            return self._run_tasks(tasks)
+        at = len(tasks) * self._share[0] // self._share[1]
+        for task in (*tasks[at:], *tasks[:at]):
+            if self._directory.read_json(f"done/{task.name}") is None:
+                work(task)
+        return None
 
     def _run_tasks(self, tasks: Iterator[Task] | Sequence[Task]) -> None:
         """Run tasks that are not done yet. Of several that fail, the first in order counts."""
@@ -323,13 +346,13 @@ class Driver:
 
     def _located(self, error: Exception, task: Task) -> Exception:
         """An error of a row with its number in the file, which the task does not know."""
-        if task.kind != "map" or task.arguments["phase"] or not isinstance(error, DataError | StageError):
+        if task.kind not in ("map", "fit") or task.arguments["phase"] or not isinstance(error, DataError | StageError):
             return error
         if error.row is None or error.file is None:
             return error
         before = 0
         for number in range(task.arguments["number"]):
-            record = self._directory.read_json(f"done/map-0-{number:06d}")
+            record = self._directory.read_json(f"done/{task.name.rpartition('-')[0]}-{number:06d}")
             if record is None:  # the work of another process
                 return moved(error, None)
             before += sum(
@@ -390,6 +413,8 @@ class Driver:
             quarantine=self._join_place("bad.jsonl") if pipeline.config.on_error == "quarantine" else None,
         )
         last = Pipeline(source, list(self._plan.rest), pipeline.sink, config, pipeline.budget)
+        before = len(pipeline.transforms) - len(self._plan.rest)
+        fit_transforms(last, [position - before for position in self._passes.fits.joined])
         checkpoint = self._join_place("join") if isinstance(pipeline.sink, Durable) and self._resumes() else None
         return last.run(checkpoint, progress=self._progress_of_join())
 

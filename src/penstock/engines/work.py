@@ -15,9 +15,11 @@ import pyarrow as pa
 
 from penstock.engines.exchange import KeyFile, dropped_rows, find_duplicates
 from penstock.engines.executor import Task
+from penstock.engines.first_passes import fit_part, take_facts
 from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import PartSink, part_batches, schema_of, schema_text
 from penstock.engines.plan import JobPlan
+from penstock.engines.row_types import scan_splits
 from penstock.engines.shards import write_shard
 from penstock.engines.splits import Bundle, split_source
 from penstock.errors import ChangedFileError, DataError, StageError
@@ -44,6 +46,8 @@ class JobWork:
     """Number of parts that keys are divided into."""
     bundles: list[Bundle] = field(default_factory=list)
     _directory: JobDirectory | None = None
+    _learned: set[str] = field(default_factory=set)
+    """Names of what this process has taken from first passes."""
 
     @property
     def directory(self) -> JobDirectory:
@@ -58,6 +62,10 @@ class JobWork:
 
     def __call__(self, task: Task) -> dict[str, Any]:
         """Do a task, and note in the directory that it is done; what was noted."""
+        for name in task.arguments.get("learned", ()):
+            if name not in self._learned:
+                take_facts(self, self.directory.record(name))
+                self._learned.add(name)
         made: dict[str, Any] = getattr(self, f"_{task.kind}")(task)
         self.directory.finish(task.name, made)
         return made
@@ -153,6 +161,17 @@ class JobWork:
                 path.write_bytes(data if known else b"".join(map(row_unknown, data.splitlines(keepends=True))))
             names.append(name)
         return names
+
+    # -- first passes ------------------------------------------------------------------------------------------------
+
+    def _types(self, task: Task) -> dict[str, Any]:
+        splits = Bundle.of(task.arguments["splits"]).splits
+        for number in {split.file for split in splits}:
+            self._check_unchanged(number)
+        return scan_splits(self.source, splits)
+
+    def _fit(self, task: Task) -> dict[str, Any]:
+        return fit_part(self, task, self._sources(task, Counter()))
 
     # -- keys and shards ---------------------------------------------------------------------------------------------
 
