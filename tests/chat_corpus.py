@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from penstock.chat.format_chat import FormatChat
@@ -91,6 +92,12 @@ def loaded(tokenizer: Any, **options: Any) -> tuple[FormatChat | None, dict[str,
         if isinstance(made, FormatChat):
             return made, way
     return None, {}
+
+
+@cache
+def in_use(source: str) -> tuple[FormatChat | None, dict[str, Any]]:
+    """A template in use with a tokenizer of its own, found once for all tests, which only read it."""
+    return loaded(tokenizer_for(source))
 
 
 def _made(tokenizer: Any, way: dict[str, Any], options: dict[str, Any]) -> FormatChat | str:

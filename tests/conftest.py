@@ -1,13 +1,16 @@
 """Fixtures for all tests: caches and registries of the user stay untouched.
 
 `HYPOTHESIS_PROFILE=fixed` draws the same examples in every run, so that results are reproducible: for deciding whether
-a change may be merged. Without it every run draws new examples and may find new failures.
+a change may be merged. They are half as many as a test asks for: the same ones in every run find nothing new. Without
+it every run draws new examples, all of them, and may find new failures.
 """
 
 from __future__ import annotations
 
 import gc
+import itertools
 import os
+import re
 import secrets
 import signal
 import sys
@@ -17,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from tests.ray_cluster import RayCluster, why_not
 from tests.servers import NatsServer, PostgresServer, RedisServer, S3Server, Server, missing
 
@@ -25,6 +30,10 @@ from tests.servers import NatsServer, PostgresServer, RedisServer, S3Server, Ser
 settings.register_profile("default", deadline=None)
 settings.register_profile("fixed", derandomize=True, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+if os.environ.get("HYPOTHESIS_PROFILE") == "fixed" and hasattr(providers, "_get_local_constants"):
+    # Hypothesis parses all modules of ours that are imported by then and draws their constants too: which modules these
+    # are depends on the tests that this process has run before, and so would the examples.
+    providers._get_local_constants = Constants
 
 # Compiled modules are kept, also where the environment says otherwise: hundreds of tests start an interpreter, and each
 # would compile the package again.
@@ -43,6 +52,27 @@ os.environ["XDG_DATA_HOME"] = f"{_CACHE.name}/data"
 # Nothing is fetched from the Hub: a name that is no tokenizer must not go out.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
+_FSYNC = os.fsync
+
+
+def _checked(handle: Any) -> None:
+    os.fstat(handle if isinstance(handle, int) else handle.fileno())
+
+
+# Thousands of small files are written, and none of them has to survive a power cut. The programs that tests start, and
+# tests with the fixture `real_disk`, wait for the disk.
+os.fsync = _checked
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ.get("HYPOTHESIS_PROFILE") != "fixed":
+        return
+    for test in {item.function for item in items if isinstance(item, pytest.Function)}:  # one for all its parameters
+        asked: settings | None = getattr(test, "_hypothesis_internal_use_settings", None)
+        if is_hypothesis_test(test) and asked is not None:  # a state machine has none
+            fewer = min(asked.max_examples, max(10, asked.max_examples // 2))
+            test._hypothesis_internal_use_settings = settings(asked, max_examples=fewer)
+
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -53,6 +83,28 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def _test_paths(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("t", numbered=False)
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, _test_paths: Path) -> Path:
+    """A directory of the test's own, with a number from a counter: pytest's lists those of all tests to find one."""
+    path = _test_paths / f"{re.sub(r'[^0-9A-Za-z_]', '_', request.node.name)[:26]}{next(_NUMBERS)}"
+    path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def real_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a test flushes to the disk are flushed."""
+    monkeypatch.setattr(os, "fsync", _FSYNC)
 
 
 def _running(kind: type[Server]) -> Iterator[Server]:

@@ -42,6 +42,8 @@ STORE_BYTES = 80 << 20
 ADDRESS = "127.0.0.1:6379"
 """The same in every namespace; `RAY_ADDRESS` of drivers."""
 START_SECONDS = 120.0
+DRIVER_SECONDS = 300.0
+"""For drivers that hang; a busy machine takes ten times as long as a free one."""
 _ROOT = Path(__file__).resolve().parents[1]
 _PROGRAMS = ("unshare", "nsenter", "setpriv", "ip")
 
@@ -111,7 +113,9 @@ class RayCluster:
 
     # -- drivers -------------------------------------------------------------------------------------------------------
 
-    def run(self, target: Callable[..., Any] | str | Path, *arguments: Any, timeout_seconds: float = 120) -> Any:
+    def run(
+        self, target: Callable[..., Any] | str | Path, *arguments: Any, timeout_seconds: float = DRIVER_SECONDS
+    ) -> Any:
         """Result of a driver: `Driver.result` of `popen`."""
         with self.popen(target, *arguments) as driver:
             return driver.result(timeout_seconds)
@@ -183,7 +187,9 @@ class RayCluster:
         enter = [f"--net=/proc/{self.keeper_pid}/ns/net"]
         if os.getuid():
             enter = ["--preserve-credentials", f"--user=/proc/{self.keeper_pid}/ns/user", *enter]
-        return ["nsenter", *enter, "--", "setpriv", "--pdeathsig", "KILL", "--", *command]
+        # One that died before the signal was set has left its child to another parent.
+        check = ["sh", "-c", '[ "$PPID" = "$1" ] && shift && exec "$@"', "sh", str(os.getpid())]
+        return ["nsenter", *enter, "--", "setpriv", "--pdeathsig", "KILL", "--", *check, *command]
 
     def environment(self) -> dict[str, str]:
         return {**_environment(), "RAY_ADDRESS": ADDRESS, "RAY_AUTH_TOKEN": (self.folder / "token").read_text()}
@@ -208,7 +214,7 @@ class RayCluster:
         return False
 
     def _connect(self, folder: Path) -> None:
-        until = time.monotonic() + START_SECONDS
+        until = time.monotonic() + START_SECONDS / 2  # it listens before it starts nodes
         connection = socket.socket(socket.AF_UNIX)
         connection.settimeout(START_SECONDS)
         while True:
@@ -217,7 +223,9 @@ class RayCluster:
                 break
             if time.monotonic() > until or not folder.exists():
                 connection.close()
-                raise RuntimeError(f"no keeper of a Ray cluster in {folder}:\n{_tail(folder / 'log')}")
+                said = _tail(folder / "log")
+                shutil.rmtree(folder, ignore_errors=True)
+                raise RuntimeError(f"the keeper of the Ray cluster did not start:\n{said}")
             time.sleep(0.02)
         self._socket, self.folder = connection, folder
         try:
@@ -283,7 +291,7 @@ class Driver:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
 
-    def result(self, timeout_seconds: float = 120) -> Any:
+    def result(self, timeout_seconds: float = DRIVER_SECONDS) -> Any:
         """What the function returned, or what the program printed. `DriverError` if it fails or takes too long."""
         try:
             code = self.process.wait(timeout_seconds)
@@ -500,11 +508,12 @@ class Keeper:
             *("--disable-usage-stats", "--include-log-monitor=false", "--log-style=record"),
             "--resources=" + json.dumps({f"node{number}": 100}),
         ]
+        parent = os.getpid()
         if pid := os.fork():
             self.nodes[number] = pid
             return log
         try:
-            _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            _die_with(parent)
             _prctl(_CHILD_SUBREAPER, 1)  # a worker whose raylet died is still found below the node
             os.setsid()
             descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -555,9 +564,10 @@ class Keeper:
 def _supervise(folder: Path, nodes: int) -> None:
     """Run a keeper; should it be killed, end what it leaves: agents of Ray outlive their raylet."""
     _prctl(_CHILD_SUBREAPER, 1)
+    parent = os.getpid()
     if not (keeper := os.fork()):
         try:
-            _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+            _die_with(parent)
             Keeper(folder, nodes).serve()
         except BaseException:
             traceback.print_exc()
@@ -585,6 +595,12 @@ def _is_running(process: psutil.Process) -> bool:
 
 
 _PARENT_DEATH_SIGNAL, _CHILD_SUBREAPER = 1, 36
+
+
+def _die_with(parent: int) -> None:
+    _prctl(_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before
+        os._exit(1)
 
 
 def _prctl(option: int, value: int) -> None:

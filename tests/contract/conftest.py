@@ -72,12 +72,6 @@ from penstock.store import Manifest, StoreWriter
 Row = dict[str, Any]
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of small files are written here, and none of them has to survive a power cut."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 # -- sources ---------------------------------------------------------------------------------------------------------
 
 COUNT = 40

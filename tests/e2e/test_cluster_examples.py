@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,13 @@ torch = LazyModule("torch")
 CLUSTER = EXAMPLES.parent / "cluster"
 SAMPLE = EXAMPLES.parent / "sample"
 GLOBAL_BATCH = 12
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+RAY_TRAIN = {
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",  # of busy machines
+}
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -60,31 +68,34 @@ def assert_trained_on_every_batch_once(folder: Path, steps: int, ranks: list[int
 
 def test_ray_train_resumes_on_another_number_of_workers(ray_cluster: RayCluster, tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    with ray_cluster.popen(CLUSTER / "ray_train_loop.py", tmp_path, OMP_NUM_THREADS="1", **GLOO) as driver:
+    with ray_cluster.popen(CLUSTER / "ray_train_loop.py", tmp_path, **ENVIRONMENT, **RAY_TRAIN) as driver:
         printed = driver.result()
     assert "'step': 4, 'workers': 2" in printed
     assert "'step': 6, 'workers': 1" in printed
     assert_trained_on_every_batch_once(tmp_path, 6, [2, 2, 2, 2, 1, 1])
 
 
-GLOO = {"GLOO_SOCKET_IFNAME": "lo"}
-
-
-def test_torchrun_on_two_nodes_resumes_the_run_of_one_process(network: RayCluster, tmp_path: Path) -> None:
+def test_torchrun_on_two_nodes_resumes_the_run_of_one_process(
+    network: RayCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("torch")
     script = CLUSTER / "torchrun_loop.py"
-    launch = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
+    train_here(script, tmp_path, 2, monkeypatch)
+    launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
     meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29500"]
-    environment = {"OMP_NUM_THREADS": "1", **GLOO}
-
-    def start(steps: int, *launcher: str, **more: str) -> str:
-        with network.popen(sys.executable, *launcher, script, tmp_path, "--steps", steps, **environment, **more) as one:
-            return str(one.result())
-
-    alone = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29501"}
-    assert "step 2 on 1 ranks" in start(2, **alone)
-    command = [sys.executable, *launch, *meet, script, tmp_path, "--steps", 4]
-    with network.popen(*command, **environment) as one, network.popen(*command, **environment) as other:
+    command = [sys.executable, *launcher, *meet, script, tmp_path, "--steps", 4]
+    with network.popen(*command, **ENVIRONMENT) as one, network.popen(*command, **ENVIRONMENT) as other:
         printed = one.result() + other.result()
     assert "step 4 on 2 ranks" in printed
     assert_trained_on_every_batch_once(tmp_path, 4, [1, 1, 2, 2])
+
+
+def train_here(script: Path, folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In this process, as the one rank; it has torch already."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    meeting = (folder / "meeting").as_uri()
+    torch.distributed.init_process_group("gloo", init_method=meeting, rank=0, world_size=1)
+    try:
+        runpy.run_path(str(script))["train"](folder, steps)
+    finally:
+        torch.distributed.destroy_process_group()

@@ -88,9 +88,10 @@ def test_a_launch_script_is_a_shell_script_that_stops_at_errors_and_names_a_miss
 def test_the_slurm_job_starts_ray_on_all_its_nodes_with_one_token_and_prepares_on_it(notes: Path) -> None:
     done = run("slurm_ray.sbatch", *PLAN, "--dedup", "exact", RAY_STARTS="2")
     assert done.returncode == 0, done.stderr
-    first, second = (call for call in calls(notes, "srun"))
+    first, second, last = calls(notes, "srun")
     assert first[:3] == ["--nodes=1", "--ntasks=1", "--nodelist=one"]
     assert second[:3] == ["--nodes=2", "--ntasks=2", "--exclude=one"]
+    assert last == ["rm", "-rf", "/tmp/ray-40123"]
     head, others = (call for call in calls(notes, "ray") if call[0] == "start")
     assert {"--head", "--port=20123", "--block", "--num-cpus=8"} <= set(head)
     assert {"--address=one:20123", "--block", "--num-cpus=8"} <= set(others)
@@ -172,10 +173,6 @@ def test_the_pods_of_the_ray_job_have_its_version_of_ray_and_no_task_runs_on_the
     assert cluster["authOptions"] == {"mode": "token"}
 
 
-# Of the engines.
-FLAGS = {"--engine", "--split"}
-
-
 def test_every_option_of_prepare_in_the_launch_files_is_one_that_it_has() -> None:
     from typer.main import get_command
 
@@ -185,14 +182,14 @@ def test_every_option_of_prepare_in_the_launch_files_is_one_that_it_has() -> Non
     prepare = group.get_command(
         group.make_context("penstock", ["prepare", "--help"], resilient_parsing=True), "prepare"
     )
-    known = {name for parameter in prepare.params for name in parameter.opts} | FLAGS
+    known = {name for parameter in prepare.params for name in parameter.opts}
     used = set()
     for path in SCRIPTS.iterdir():
         if path.suffix in (".sh", ".sbatch", ".yaml"):
             text = re.sub(r"\\?\n *#? *", " ", path.read_text())
             for command in re.findall(r"penstock prepare [^\n]*?(?:--engine ray|--split \S+)", text):
                 used |= {word for word in shlex.split(command.replace('"', "")) if word.startswith("--")}
-    assert used >= FLAGS | {"--out", "--tokenizer", "--budget"}
+    assert used >= {"--out", "--tokenizer", "--budget", "--engine", "--split"}
     assert used <= known
 
 

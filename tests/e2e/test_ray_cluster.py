@@ -17,6 +17,8 @@ import psutil
 import pytest
 from tests.ray_cluster import DriverError, RayCluster, why_not
 
+pytestmark = pytest.mark.timeout(600)
+
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -147,6 +149,20 @@ def test_the_cluster_of_a_killed_process_goes_to_the_next_and_ends_with_the_last
         assert not folder.exists()
         with RayCluster(tmp_path, nodes=0) as cluster:
             assert cluster.folder != folder
+
+
+def test_a_driver_whose_test_process_died_at_once_does_not_run(bare: RayCluster, tmp_path: Path) -> None:
+    orphan = [
+        "sh",
+        "-c",
+        '"$@"; exit "$?"',
+        "sh",
+        *bare.command("touch", str(tmp_path / "ran")),
+    ]  # a child of the shell
+    assert subprocess.run(orphan, env=bare.environment(), check=False).returncode == 1
+    assert not (tmp_path / "ran").exists()
+    assert subprocess.run(orphan[4:], env=bare.environment(), check=False).returncode == 0
+    assert (tmp_path / "ran").exists()
 
 
 def test_a_machine_without_the_programs_is_named_and_an_error_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:

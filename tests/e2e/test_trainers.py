@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import runpy
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.forked_programs import ForkedProgram
 from tests.lazy_modules import LazyModule
 from tests.trainer_runs import (
     EXAMPLES,
@@ -448,6 +447,7 @@ def test_accelerate_leaves_the_loader_as_it_is_and_keeps_its_state(mixed: Make, 
 
 RANK_SCRIPT = """
 import json, os, sys
+from datetime import timedelta
 import torch
 from accelerate import Accelerator
 from transformers import LlamaConfig, LlamaForCausalLM, TrainingArguments
@@ -455,9 +455,13 @@ from penstock import ConversationDataLoader
 from penstock.integrations.transformers import LoaderTrainer
 
 store, folder = sys.argv[1:]
-rank = int(os.environ["RANK"])
 torch.set_num_threads(1)
-torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+second = os.fork()  # of a process that has imported all of this
+rank = 0 if second else 1
+os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+torch.distributed.init_process_group(
+    "gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2, timeout=timedelta(seconds=100)
+)
 found = {"accelerate": [], "trainer": [], "items": []}
 
 accelerator = Accelerator(cpu=True)
@@ -482,6 +486,9 @@ with ConversationDataLoader(store, max_length=32, packing="best_fit", batch_size
 with open(f"{folder}/rank{rank}.json", "w") as file:
     json.dump(found, file)
 torch.distributed.destroy_process_group()
+if rank == 1:
+    os._exit(0)
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
 """
 
 
@@ -491,25 +498,16 @@ def test_two_ranks_share_each_global_batch_and_nothing_shards_it_again(stores: P
     pytest.importorskip("accelerate")
     script = tmp_path / "rank.py"
     script.write_text(RANK_SCRIPT)
-    command = [sys.executable, str(script), str(stores / "chats"), str(tmp_path)]
     # The port is asked for and not used: the processes meet at a file.
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "OMP_NUM_THREADS": "1"}
-    running = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    said = tmp_path / "said"
+    program = ForkedProgram(
+        script, str(stores / "chats"), str(tmp_path), said=said, environment={**os.environ, **common}
+    )
     try:
-        printed = [process.communicate(timeout=150)[1] for process in running]
+        assert program.wait(150) == 0, said.read_text()
     finally:
-        for process in running:
-            process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(printed)
+        program.close()
     ranks = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
 
     with ConversationDataLoader(

@@ -37,15 +37,15 @@ def made(kind: type[PenstockError]) -> PenstockError:
 def test_an_error_arrives_whole(kind: type[PenstockError], protocol: int) -> None:
     error = made(kind)
     error.add_note("in a worker process")
-    arrived = pickle.loads(pickle.dumps(error, protocol))
+    arrived = pickle.loads(pickle.dumps(error, protocol))  # noqa: S301 - written here
     assert type(arrived) is kind
     assert (str(arrived), repr(arrived), vars(arrived)) == (str(error), repr(error), vars(error))
 
 
 def test_fields_of_built_in_parents_arrive() -> None:
-    missing = pickle.loads(pickle.dumps(QueueNotFoundError(2, "no queue", "/queue")))
+    missing = pickle.loads(pickle.dumps(QueueNotFoundError(2, "no queue", "/queue")))  # noqa: S301 - written here
     assert (missing.errno, missing.filename, str(missing)) == (2, "/queue", "[Errno 2] no queue: '/queue'")
-    plugin = pickle.loads(pickle.dumps(PluginError("cannot be loaded", name="mine")))
+    plugin = pickle.loads(pickle.dumps(PluginError("cannot be loaded", name="mine")))  # noqa: S301 - written here
     assert (plugin.name, plugin.msg) == ("mine", "cannot be loaded")
 
 

@@ -34,6 +34,7 @@ LEVELS = [
     "rl",
     "loaders datasets",
     "__init__ testing",
+    "feed",
     "cli integrations",
     "__main__",
 ]

@@ -207,6 +207,14 @@ class TrainingBatch(_BatchFacts):
         return found | {key: value for key in _NUMBERS if (value := getattr(self, key)) is not None}
 
     @property
+    def compact(self) -> CompactBatch | None:
+        """Compact form that the fields in main memory are still to be made from; None once one was made or set."""
+        deferred = self._deferred
+        if not isinstance(deferred, HostFields) or not NO_FIELDS.keys().isdisjoint(vars(self)):
+            return None
+        return deferred.compact
+
+    @property
     def backend(self) -> Backend:
         """Backend of the arrays."""
         if self._deferred is not None:

@@ -114,7 +114,7 @@ class BatchLayout:
         """Refuse to mix samples of two layouts, with the options of the loaders that make them differ."""
         differing = [
             f"{option} ({getattr(self, field)!r} in {name!r}, {getattr(other, field)!r} in {other_name!r})"
-            for field, option in _OPTIONS.items()
+            for field, option in LAYOUT_OPTIONS.items()
             if getattr(self, field) != getattr(other, field)
         ]
         if differing:
@@ -123,7 +123,7 @@ class BatchLayout:
             )
 
 
-_OPTIONS = {
+LAYOUT_OPTIONS = {
     "packed": "packing",
     "padding_free": "padding_free",
     "length": "chunk_size or max_length",
@@ -505,7 +505,7 @@ def _supervised(samples: Samples, sources: Ints, tables: Sequence[Tokens], grid:
         if table.masked:
             table.copy_mask(samples.rows[which], samples.starts[which], lengths, flat, at)
         else:
-            flat[_spread(at, lengths)] = True
+            flat[spread(at, lengths)] = True
     flat[grid.at] = False
     return mask
 
@@ -515,7 +515,7 @@ def _of(number: int, sources: Ints, tables: Sequence[Tokens]) -> Any:
     return slice(None) if len(tables) == 1 else np.flatnonzero(sources == number)
 
 
-def _spread(at: Ints, lengths: Ints) -> Ints:
+def spread(at: Ints, lengths: Ints) -> Ints:
     """Place of every token of some parts."""
     total = int(lengths.sum())
     return np.arange(total) - np.repeat(np.cumsum(lengths) - lengths, lengths) + np.repeat(at, lengths)

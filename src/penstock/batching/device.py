@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
+from penstock.batching.context import ContextSlice, slice_context
 from penstock.batching.options import Output
 
 Position = TypeVar("Position")
@@ -25,17 +26,23 @@ class DeviceTransfer:
     `record_stream(other)` for every array of `batch.all_arrays()`.
     """
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, context: ContextSlice | None = None) -> None:
         self._backend = get_backend(output.backend)
         self._device = self._backend.resolve_device(output.device)
         self._pinned = output.pin_memory and output.device is None
+        self._context = context
 
     @property
     def _idle(self) -> bool:
-        return self._device is None and not self._pinned
+        return self._device is None and not self._pinned and self._context is None
 
     def send(self, batch: Batch) -> Batch:
-        """Batch on the device; its copy may still be in progress. Without a device, in pinned memory if asked for."""
+        """Batch on the device; its copy may still be in progress. Without a device, in pinned memory if asked for.
+
+        Of a batch for a context-parallel rank, only the slice is sent.
+        """
+        if self._context is not None:
+            batch = cast("Batch", slice_context(batch, self._context))
         if self._device is None:
             return batch.pin_memory() if self._pinned else batch
         if batch._defer_to(self._device):

@@ -33,21 +33,21 @@ class DeferredFields(Protocol):
 class HostFields:
     """Fields made in main memory from the compact form of a batch."""
 
-    __slots__ = ("_compact", "backend", "names")
+    __slots__ = ("backend", "compact", "names")
 
     def __init__(self, compact: CompactBatch, backend: Backend) -> None:
-        self._compact, self.backend, self.names = compact, backend, compact.layout.present
+        self.compact, self.backend, self.names = compact, backend, compact.layout.present
 
     @property
     def nbytes(self) -> int:
-        return self._compact.nbytes
+        return self.compact.nbytes
 
     def make(self, name: str) -> Array | int:
-        made: Any = self._compact.make(name)
+        made: Any = self.compact.make(name)
         return made if isinstance(made, int) else self.backend.from_numpy(made)
 
     def receive(self) -> None:
         """Nothing: there are no streams in main memory."""
 
     def to(self, device: Device) -> DeferredFields | None:
-        return self.backend.compact_to(self._compact, device)
+        return self.backend.compact_to(self.compact, device)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from penstock.batching.context import Slicing
 from penstock.batching.options import Output, Padding, RawRows, Shard
 from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding
@@ -46,6 +47,11 @@ class LoaderOptions(TypedDict, total=False):
     model_parallel_size: int
     group: Any
     sharding: Sharding | None
+    dp: int | None
+    cp: int
+    tp: int
+    pp: int
+    context: Slicing | None
     shard: Shard
     pad: Padding
     output: Output

@@ -16,12 +16,14 @@ from inspect import Parameter, Signature, cleandoc, signature
 from operator import index
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Self, TypedDict, TypeVar, cast, get_type_hints
 
-from penstock._suggest import check_options, named_options
+from penstock._suggest import check_options, did_you_mean, named_options
 from penstock.batching.backends import get_backend
 from penstock.batching.collate import FIELDS
+from penstock.batching.context import SLICINGS, ContextSlice, Slicing
 from penstock.connections.shared_cache import CacheSpec, SharedCache, require_cache_dir, shared_cache
+from penstock.distributed.mesh import MeshPosition, check_data_group, find_position, read_mesh
 from penstock.distributed.ranks import Rank, find_rank
 from penstock.distributed.sharding import Contiguous, Sharding
 from penstock.errors import ConfigError
@@ -47,6 +49,7 @@ __all__ = [
 ]
 
 Config = TypeVar("Config")
+_DIMENSIONS = ("dp", "cp", "tp", "pp")
 
 
 def option(default: Any, doc: str) -> Any:
@@ -64,9 +67,50 @@ class Shard:
     model_parallel_size: int = option(1, "neighbouring ranks that train one copy of the model get the same batches")
     group: Any = option(None, "data-parallel process group or device mesh, in place of `rank` and `world_size`")
     sharding: Sharding | None = option(None, "samples of a global batch for each rank; by default contiguous parts")
+    dp: int | None = option(None, "data-parallel ranks of a mesh; by default what cp, tp and pp leave of the processes")
+    cp: int = option(1, "context-parallel ranks, which share samples; `rank` is then that of the process in the mesh")
+    tp: int = option(1, "tensor-parallel ranks, which share samples")
+    pp: int = option(1, "pipeline-parallel ranks, which share samples")
+    context: Slicing | None = option(
+        None, "slices of sequences for cp ranks: contiguous, zigzag or zigzag_documents; by default whole sequences"
+    )
+
+    @classmethod
+    def from_mesh(cls, mesh: Any, *, context: Slicing | None = None, sharding: Sharding | None = None) -> Self:
+        """Shard of this process in a torch `DeviceMesh` or a `jax.sharding.Mesh`; see `read_mesh` for its dimensions.
+
+        `rank` is the number of the process with the dimensions in the order pp, dp, cp, tp, whatever their order in the
+        mesh. Ranks that differ in tp or pp alone get identical batches; those that differ in cp too, unless `context`
+        says how to slice them.
+        """
+        place = read_mesh(mesh)
+        sizes = {name: getattr(place, name).world_size for name in _DIMENSIONS}
+        return cls(rank=place.rank, context=context, sharding=sharding, **sizes)
 
     def find_rank(self) -> Rank:
-        return find_rank(self.rank, self.world_size, model_parallel_size=self.model_parallel_size, group=self.group)
+        """Data rank of this process."""
+        return self.find_position().dp
+
+    def find_position(self) -> MeshPosition:
+        """Position of this process in the mesh; without sizes of one, its data rank alone."""
+        if not self._sized:
+            check_data_group(self.group)
+            parallel = self.model_parallel_size
+            return MeshPosition(find_rank(self.rank, self.world_size, model_parallel_size=parallel, group=self.group))
+        if self.group is not None or self.model_parallel_size != 1:
+            other = "group=" if self.group is not None else f"model_parallel_size={self.model_parallel_size}"
+            raise ConfigError(f"{other} and the sizes of a mesh (dp, cp, tp, pp) were both given; pass one of them")
+        return find_position(self.rank, self.world_size, dp=self.dp, cp=self.cp, tp=self.tp, pp=self.pp)
+
+    @property
+    def _sized(self) -> bool:
+        """True if sizes of a mesh are given."""
+        return (self.dp, self.cp, self.tp, self.pp) != (None, 1, 1, 1)
+
+    @property
+    def context_slice(self) -> ContextSlice | None:
+        """Slice of every sequence that this process gets; None for whole sequences."""
+        return None if self.context is None else ContextSlice(self.find_position().cp, self.context)
 
     @property
     def sharding_strategy(self) -> Sharding:
@@ -156,6 +200,12 @@ class Options(Shard, Padding, Output, RawRows):
                 raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise ConfigError(f"seed must be an integer, got {self.seed!r}")
+        for name in _DIMENSIONS:
+            if name != "dp" or self.dp is not None:
+                _check_integer(name, getattr(self, name), least=1)
+        if self.context is not None and self.context not in SLICINGS:
+            hint = did_you_mean(str(self.context), SLICINGS)
+            raise ConfigError(f"context must be one of {', '.join(SLICINGS)} or None, got {self.context!r}{hint}")
         if self.sharding is not None and not isinstance(self.sharding, Sharding):
             raise ConfigError(f"sharding must have a method shares(sizes, world), got {self.sharding!r}")
         if isinstance(self.fields, str) or (self.fields is not None and "input_ids" not in self.fields):
@@ -263,8 +313,14 @@ def configured(kind: type[Config], config: Config | None, overrides: Mapping[str
     """`config`, or the default one, with the options that were passed by name, flat or in groups."""
     if config is not None and not isinstance(config, kind):
         raise ConfigError(f"config must be {kind.__name__}(...), got {config!r}; options can be passed by name too")
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    shard = overrides.get("shard")
+    if isinstance(shard, Shard) and shard._sized and "cp" not in known:
+        place = shard.find_rank()
+        plain = replace(shard, rank=place.rank, world_size=place.world_size, dp=None, cp=1, tp=1, pp=1)
+        overrides = {**overrides, "shard": plain}
     overrides = flat_options(overrides)
-    check_options(overrides, [each.name for each in fields(kind)])  # type: ignore[arg-type]
+    check_options(overrides, known)
     # The default one alone may need a framework that is not installed.
     return kind(**overrides) if config is None else replace(config, **overrides)  # type: ignore[type-var]
 

@@ -30,6 +30,9 @@ GROUPS = {
         "probe-isolation": "Check that documents of a packed batch are isolated.",
         "bench": "Measure batches and tokens per second of a loader.",
     },
+    "Feed trainers": {
+        "serve": "Make the batches of a loader ahead, for RemoteLoader.",
+    },
     "Run pipelines and queues": {
         "run": "Run the pipeline that a YAML file describes.",
         "plugins": "List the built-in stages and those of installed plugins.",

@@ -266,10 +266,18 @@ def read_planned(path: str, assignments: Sequence[str] | None) -> LoaderConfig:
 
 
 def open_rank(config: LoaderConfig, rank: int = 0, **more: Any) -> DataLoader:
-    """The loader of one rank of the planned world size. The default backend is NumPy, which is always installed."""
-    arguments = config.arguments
-    place = {"rank": rank, "world_size": arguments.get("world_size") or 1, "model_parallel_size": 1}
-    return config.open(**{"backend": arguments.get("backend") or "numpy", **place, **more})
+    """The loader of one planned data rank. The default backend is NumPy, which is always installed.
+
+    Ranks that share samples are not told apart, and sequences are whole.
+    """
+    place = {"rank": rank, "world_size": planned_world(config), "model_parallel_size": 1}
+    alone = {"dp": None, "cp": 1, "tp": 1, "pp": 1, "context": None}
+    return config.open(**{"backend": config.arguments.get("backend") or "numpy", **place, **alone, **more})
+
+
+def planned_world(config: LoaderConfig) -> int:
+    """Data ranks that a file is planned for."""
+    return int(config.arguments.get("world_size") or config.arguments.get("dp") or 1)
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import typer
 from rich.text import Text
 
 from penstock.cli.console import output, print_json, say
-from penstock.cli.options import SetOption, command, open_rank, read_planned
+from penstock.cli.options import SetOption, command, open_rank, planned_world, read_planned
 from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import is_remote, local_or_none
@@ -126,7 +126,7 @@ def sequences_of_step(
     config: LoaderConfig, step: int, *, rank: int | None = None, tokenizer: str | None = None
 ) -> Iterator[TokenSequence]:
     """Every document of a step, rank by rank, in the order of the batches."""
-    world = int(config.arguments.get("world_size") or 1)
+    world = planned_world(config)
     if rank is not None and not 0 <= rank < world:
         raise ConfigError(f"--rank {rank}: expected a rank from 0 to {world - 1}")
     for each in range(world) if rank is None else [rank]:

@@ -1,6 +1,7 @@
 """Distributed training: ranks, sharding, balancing and synchronization.
 
 find_rank, worker_rank    rank of this process, and worker of a rank
+find_position, read_mesh  position in a mesh of data, context, tensor and pipeline parallelism
 Sharding                  samples of a global batch for each rank: Contiguous, Strided, Balanced, your own
 CanonicalStreams          streams of a rank, when data is streamed
 karmarkar_karp, greedy    parts of equal cost; micro_batches: parts within a number of tokens

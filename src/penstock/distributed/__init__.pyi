@@ -2,12 +2,16 @@ from penstock.distributed.balancing import attention_cost as attention_cost
 from penstock.distributed.balancing import greedy as greedy
 from penstock.distributed.balancing import karmarkar_karp as karmarkar_karp
 from penstock.distributed.balancing import micro_batches as micro_batches
+from penstock.distributed.mesh import MeshPosition as MeshPosition
+from penstock.distributed.mesh import find_position as find_position
+from penstock.distributed.mesh import read_mesh as read_mesh
 from penstock.distributed.ranks import Rank as Rank
 from penstock.distributed.ranks import find_rank as find_rank
 from penstock.distributed.ranks import worker_rank as worker_rank
 from penstock.distributed.sharding import Balanced as Balanced
 from penstock.distributed.sharding import CanonicalStreams as CanonicalStreams
 from penstock.distributed.sharding import Contiguous as Contiguous
+from penstock.distributed.sharding import DocumentSharding as DocumentSharding
 from penstock.distributed.sharding import Sharding as Sharding
 from penstock.distributed.sharding import Strided as Strided
 from penstock.distributed.sharding import canonical_streams as canonical_streams

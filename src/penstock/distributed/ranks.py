@@ -29,7 +29,7 @@ class Rank:
 
     def __post_init__(self) -> None:
         for name in ("rank", "world_size"):
-            object.__setattr__(self, name, _whole(name, getattr(self, name)))
+            object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         if self.world_size < 1:
             raise ConfigError(f"world_size must be at least 1, got {self.world_size}")
         if not 0 <= self.rank < self.world_size:
@@ -52,12 +52,12 @@ def find_rank(
 
     `group` is the data-parallel process group or DeviceMesh (`mesh["dp"]`, or several dimensions as one). Without it,
     `model_parallel_size` consecutive ranks share a data rank and read the same batches. That fits tensor and context
-    parallelism; pipeline stages are usually far apart (Megatron and torchtitan count them slowest), so with pipeline
-    parallelism pass `group`.
+    parallelism; pipeline stages are usually far apart (Megatron and torchtitan count them slowest): `find_position`
+    and `read_mesh` know about them.
 
     Call it in the training process: a spawned worker process does not know the group.
     """
-    parallel = _whole("model_parallel_size", model_parallel_size)
+    parallel = whole_number("model_parallel_size", model_parallel_size)
     if parallel < 1:
         raise ConfigError(f"model_parallel_size must be at least 1, got {parallel}")
     if (rank is None) != (world_size is None):
@@ -142,7 +142,8 @@ def _rank_of_launcher() -> Rank | None:
     return None
 
 
-def _whole(name: str, value: Any) -> int:
+def whole_number(name: str, value: Any) -> int:
+    """Integer of an option; anything else is an error that names the option."""
     try:
         if isinstance(value, bool):
             raise TypeError

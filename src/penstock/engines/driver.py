@@ -6,31 +6,33 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
+from penstock.engines.exchange import write_index
 from penstock.engines.executor import Executor, Outcome, Task
-from penstock.engines.first_passes import FirstPasses
+from penstock.engines.first_passes import NOTHING_FOUND, FirstPasses
 from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, JobDirectory
-from penstock.engines.parts import PartsSource, schema_of, schema_text
+from penstock.engines.parts import schema_of, schema_text
 from penstock.engines.plan import JobPlan
-from penstock.engines.shards import shard_tasks
-from penstock.engines.splits import Bundle, bundles_of, described
-from penstock.engines.work import JobWork, input_mark, moved, row_unknown, shifted
+from penstock.engines.records import PhaseRecords, add_stages, bottleneck, finished_stages, lost_record, task_name
+from penstock.engines.results import Results
+from penstock.engines.splits import Bundle, bundles_of, count_records, described
+from penstock.engines.work import JobWork, input_mark, moved
 from penstock.errors import ConfigError, DataError, ResumeError, StageError, UnfinishedJobError
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import fingerprint
 from penstock.pipeline.functions import FunctionStage
-from penstock.pipeline.pipeline import Pipeline, fit_transforms
-from penstock.pipeline.quarantine import BadRows
+from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Durable
+from penstock.pipeline.stages import Durable, FirstOfKey, Transform
 from penstock.sinks import StoreSink
+from penstock.sinks.file_sink import FileSink
+from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import has_files, input_files
 
 log = logging.getLogger("penstock.engines")
@@ -55,6 +57,14 @@ class JobOptions:
     partitions: int | None = None
     """Parts that the keys of a deduplication are divided into; None: so that one fits the budget of a task."""
 
+    def __post_init__(self) -> None:
+        if self.on_crash not in ("raise", "skip", "quarantine"):
+            raise ConfigError(f"on_crash must be 'raise', 'skip' or 'quarantine', got {self.on_crash!r}")
+        for name in ("split_bytes", "task_budget_bytes", "partitions"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ConfigError(f"{name} must be positive, got {value!r}")
+
 
 class Driver:
     """One run of a job."""
@@ -68,17 +78,17 @@ class Driver:
         progress: Progress | None = None,
         share: tuple[int, int] | None = None,
         *,
+        durable: bool = True,
         fit: Sequence[int] = (),
     ) -> None:
         self._pipeline, self._directory, self._executor = pipeline, directory, executor
-        self._options, self._progress, self._share = options, progress, share
+        self._options, self._progress, self._share, self._durable = options, progress, share, durable
         self._plan = JobPlan.of(pipeline)
         self._passes = FirstPasses(pipeline, self._plan, directory, fit)
         self._started = time.monotonic()
         self._crashes: Counter[str] = Counter()
-        self._finished = self._tasks = 0
-        self._totals = {"rows_in": 0, "rows_out": 0, "bytes": 0, "input": 0}
-        self._lost: dict[str, str] = {}
+        self._finished = self._tasks = self._bytes_done = 0
+        self._phases: list[PhaseRecords] = []
 
     # -- plan --------------------------------------------------------------------------------------------------------
 
@@ -89,23 +99,50 @@ class Driver:
             return self._run(self._directory.read_json(PLAN_NAME))
         with self._directory.lock() as lock:
             lock.hold(f"the job in {self._directory.shown}")
-            saved = self._directory.read_json(PLAN_NAME)
-            if saved is not None and saved.get("report") is not None:
-                self._check_same(saved)
-                return Report(**saved["report"])
-            sink = self._pipeline.sink
-            assert sink is not None
-            if isinstance(sink, StoreSink) and self._plan.shards:
-                sink.begin()
             try:
-                return self._run(saved)
-            except BaseException:
-                abort = getattr(sink, "abort", None)
-                if callable(abort):
-                    abort()
-                raise
+                return self._run_alone()
             finally:
-                self._executor.close()
+                if not self._durable:
+                    self._directory.remove_lock()
+
+    def _run_alone(self) -> Report:
+        """The job, while no other driver runs it."""
+        if not self._durable:
+            self._directory.remove()  # of a job that was killed
+        saved = self._directory.read_json(PLAN_NAME)
+        if saved is not None and saved.get("report") is not None:
+            self._check_same(saved)
+            return Report(**saved["report"])
+        sink = self._pipeline.sink
+        assert sink is not None
+        try:
+            return self._run_in_one_place(saved) if self._plan.in_one_place else self._run(saved)
+        except BaseException:
+            abort = getattr(sink, "abort", None)
+            if callable(abort):
+                abort()
+            raise
+        finally:
+            for stage in self._pipeline.transforms:
+                if isinstance(stage, FunctionStage):
+                    stage.fix_output_schema(None)
+            self._executor.close()
+            if not self._durable:
+                self._directory.remove()
+
+    def _run_in_one_place(self, saved: dict[str, Any] | None) -> Report:
+        """A pipeline whose first step needs order: there is nothing to share out."""
+        if saved is not None:
+            self._check_same(saved)
+        self._directory.make()
+        if saved is None:
+            self._directory.write_json(PLAN_NAME, self._identity() | {"report": None})
+        resumable = self._durable and isinstance(self._pipeline.sink, Durable)
+        place = f"{self._directory.place.rstrip('/')}/join"
+        fit = [self._pipeline.transforms[position] for position in self._passes.fits.joined]
+        report = self._pipeline.run(place if resumable else None, progress=self._progress, fit=fit)
+        self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
+        return report
 
     def _run(self, saved: dict[str, Any] | None) -> Report:
         work = self._work(saved)
@@ -116,19 +153,43 @@ class Driver:
         checks: dict[str, Any] = {"marker": [self._directory.home.place(MARKER_NAME), marker], "files": []}
         if has_files(self._pipeline.source):
             checks["files"] = [list(entry) for entry in input_files(self._pipeline.source)[:1]]
+        sink = self._pipeline.sink
+        if isinstance(sink, StoreSink) and self._plan.shards and not self._durable:
+            sink.begin()  # refuses a place that it may not use, before anything is done
         self._executor.start(work, checks)
         last = len(self._plan.phases) - 1
         for number in range(last + 1):
             self._passes.run(work, number, lambda tasks: self._run_first(work, tasks), lambda: self._learn(None))
-            self._run_tasks(self._map_tasks(work, number))
+            records = PhaseRecords(len(work.bundles), number)
+            self._phases.append(records)
+            self._run_tasks(list(self._map_tasks(work, number)), records)
+            if number:
+                for kind in (f"map-{number - 1}-", f"duplicates-{number - 1}-", f"keys-{number - 1}."):
+                    self._directory.delete_parts(kind, but=".bad")
             if number < last:
-                self._run_tasks(self._duplicate_tasks(work, number))
-        records = [self._records(number, len(work.bundles)) for number in range(last + 1)]
-        self._check_lost()
+                starts = records.key_starts
+                write_index(self._directory, number, len(work.bundles), work.partitions, starts)
+                starts.clear()
+                self._run_tasks(list(self._duplicate_tasks(work, number)))
         if self._share is not None:
             raise UnfinishedJobError("all splits are done; `penstock join` puts them together")
-        report = self._end(work, records)
+        results = Results(
+            pipeline=self._pipeline,
+            plan=self._plan,
+            directory=self._directory,
+            work=work,
+            phases=self._phases,
+            on_crash=self._options.on_crash,
+            durable=self._durable,
+            slots=max(1, self._executor.slots),
+            nodes=int(self._executor.snapshot().get("nodes", 1)),
+            started=self._started,
+            run_tasks=self._run_tasks,
+            fit=self._passes.fits.joined,
+        )
+        report = results.finish()
         self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
+        self._directory.delete_parts()
         return report
 
     def _work(self, saved: dict[str, Any] | None) -> JobWork:
@@ -139,7 +200,7 @@ class Driver:
         else:
             bundles = bundles_of(self._pipeline.source, self._split_bytes())
         self._passes.fit_here()
-        source = self._pipeline.source
+        source, sink = self._pipeline.source, self._pipeline.sink
         if not self._passes.pending:
             self._learn(saved)
             _ = getattr(source, "schema", None)  # known before tasks are sent out
@@ -155,6 +216,7 @@ class Driver:
             self._options.task_budget_bytes,
             self._inputs(),
             partitions,
+            sink.encoder() if self._plan.text and isinstance(sink, FileSink) else None,
             bundles,
         )
         if saved is None:
@@ -195,14 +257,10 @@ class Driver:
 
     def _check_same(self, saved: dict[str, Any]) -> None:
         mine = self._identity()
-        for name in ("pipeline", "sink", "on_error", "inputs", "fit"):
+        what = {"inputs": "other input files", "on_error": "another on_error", "sink": "another sink"}
+        what["fit"] = "other transforms to fit"
+        for name in ("pipeline", *what):
             if saved.get(name) != mine[name]:
-                what = {
-                    "inputs": "other input files",
-                    "fit": "other transforms to fit",
-                    "on_error": "another on_error",
-                    "sink": "another sink",
-                }
                 raise ResumeError(
                     f"the job in {self._directory.shown} has {what.get(name, 'other stages')} ({saved.get('stages')}); "
                     "run it with the same ones, delete the directory, or choose another one"
@@ -234,7 +292,11 @@ class Driver:
             max_failure_ratio=None,
             batch_rows="auto",
         )
-        first = self._passes.cut([t for phase in self._plan.phases for t in phase.transforms])
+        first: list[Any] = []
+        for phase in self._plan.phases:
+            first += [] if phase.drops is None else [KeysTakenOff(phase.drops)]
+            first += phase.transforms
+        first = self._passes.cut(first)
         probe = Pipeline(pipeline.source, first, None, config, pipeline.budget)
         with closing(iter(probe)) as batches:  # type: ignore[type-var]
             for _ in batches:
@@ -254,95 +316,111 @@ class Driver:
     def _map_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
         for index, bundle in enumerate(work.bundles):
             arguments: dict[str, Any] = {"phase": number, "number": index, "learned": list(self._passes.names)}
-            if not number:
+            if number:
+                arguments["tasks"] = len(work.bundles)
+            else:
                 arguments["splits"] = bundle.to_json()
-            yield Task(f"map-{number}-{index:06d}", "map", arguments, described(self._pipeline.source, bundle))
+            yield Task(task_name(number, index), "map", arguments, described(self._pipeline.source, bundle))
 
     def _duplicate_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
         for partition in range(work.partitions):
-            arguments = {"phase": number, "partition": partition, "tasks": len(work.bundles)}
+            arguments = {"phase": number, "partition": partition}
             name = f"duplicates-{number}-{partition:04d}"
             yield Task(name, "duplicates", arguments, f"partition {partition} of the keys")
 
     def _run_first(self, work: JobWork, tasks: Sequence[Task]) -> None:
-        """Tasks that everything after them needs; of those of other shares, whoever comes first does them."""
+        """Run tasks that everything after them needs: those of another share too, if it has not done them."""
         if self._share is None:
-            return self._run_tasks(tasks)
+            self._run_tasks(tasks)
+            return
         at = len(tasks) * self._share[0] // self._share[1]
         for task in (*tasks[at:], *tasks[:at]):
             if self._directory.read_json(f"done/{task.name}") is None:
                 work(task)
-        return None
 
-    def _run_tasks(self, tasks: Iterator[Task] | Sequence[Task]) -> None:
-        """Run tasks that are not done yet. Of several that fail, the first in order counts."""
+    def _run_tasks(self, order: Sequence[Task], records: PhaseRecords | None = None) -> list[dict[str, Any]]:
+        """Run tasks that are not done yet; what each has noted, unless there are records to take it. Of several that
+        fail, the first in order counts."""
         done = self._directory.done()
-        order = list(tasks)
-        place = {task.name: number for number, task in enumerate(order)}
         mine = order if self._share is None else order[self._share[0] :: self._share[1]]
+        run = TaskRun(order, records)
+        for number, task in enumerate(order):
+            if task.name in done:
+                run.take(number, self._directory.record(task.name))
         pending = deque(task for task in mine if task.name not in done)
         self._tasks, self._finished = len(order), len(order) - len(pending)
         running: dict[str, Task] = {}
-        failures: dict[int, Exception] = {}
         while pending or running:
-            while pending and len(running) < max(1, self._executor.slots) and not failures:
+            while pending and len(running) < max(1, self._executor.room):
                 task = pending.popleft()
                 running[task.name] = task
                 self._executor.submit(task)
-            if failures:
-                first = min(failures)
-                pending = deque(task for task in pending if place[task.name] < first)
-                if pending and len(running) < max(1, self._executor.slots):
-                    task = pending.popleft()
-                    running[task.name] = task
-                    self._executor.submit(task)
-                for task in [task for task in running.values() if place[task.name] > first]:
-                    self._executor.cancel(task)
-                    del running[task.name]
-            for outcome in self._executor.wait(_WAIT_SECONDS) if running else ():
+            for outcome in self._executor.wait(_WAIT_SECONDS):
                 if running.pop(outcome.task.name, None) is None:
                     continue
-                self._take(outcome, pending, failures, place)
+                before = run.first_failure
+                self._take(outcome, pending, run)
+                if run.first_failure != before:  # those behind it are of no use any more
+                    pending = deque(task for task in pending if run.counts(task))
+                    for task in [task for task in running.values() if not run.counts(task)]:
+                        self._executor.cancel(task)
+                        del running[task.name]
             self._show()
-        if failures:
-            number = min(failures)
-            raise self._located(failures[number], order[number])
-        if self._share is not None:
-            done = self._directory.done()
-            left = sum(task.name not in done for task in order)
-            if left:
-                raise UnfinishedJobError(
-                    f"{len(mine):,} of {len(order):,} tasks of this step are done, and {left:,} are left to other "
-                    f"splits; when they have ended, `penstock join` does the rest"
-                )
+        if run.first_failure is not None:
+            failed = order[run.first_failure]
+            raise self._located(run.failures[run.first_failure], failed)
+        self._check_shares(order, mine)
+        return run.made
 
-    def _take(
-        self, outcome: Outcome, pending: deque[Task], failures: dict[int, Exception], place: dict[str, int]
-    ) -> None:
+    def _check_shares(self, order: Sequence[Task], mine: Sequence[Task]) -> None:
+        """The steps after these need all of them."""
+        if self._share is None:
+            return
+        done = self._directory.done()
+        left = sum(task.name not in done for task in order)
+        if left:
+            raise UnfinishedJobError(
+                f"{len(mine):,} of {len(order):,} tasks of this step are done, and {left:,} are left to other "
+                f"splits; when they have ended, `penstock join` does the rest"
+            )
+
+    def _take(self, outcome: Outcome, pending: deque[Task], run: TaskRun) -> None:
         task = outcome.task
+        number = run.place[task.name]
         if outcome.error is not None:
-            failures[place[task.name]] = outcome.error
+            run.fail(number, outcome.error)
         elif outcome.crash is not None:
             self._crashes[task.name] += not outcome.node_lost
             if self._crashes[task.name] < _MOST_CRASHES:
                 log.warning("%s: %s, on node %s; it is run again", task.described, outcome.crash, outcome.node)
                 pending.appendleft(task)
                 return
-            reason = (
-                f"{task.described}: {_MOST_CRASHES} workers in a row died with it ({outcome.crash}); give its tasks "
-                "more memory, mend or leave out the rows, or pass on_crash='skip'"
-            )
-            if self._options.on_crash == "raise" or task.kind != "map" or task.arguments["phase"]:
-                failures[place[task.name]] = StageError(reason, stage=str(self._pipeline))
-            else:
-                self._lost[task.name] = outcome.crash
-                self._directory.finish(task.name, _nothing(task, outcome.crash))
+            first = task.kind in ("types", "fit")
+            if self._options.on_crash == "raise" or not (first or task.kind == "map") or task.arguments["phase"]:
+                reason = (
+                    f"{task.described}: {_MOST_CRASHES} workers in a row died with it ({outcome.crash}); give its "
+                    "tasks more memory, mend or leave out the rows, or pass on_crash='skip'"
+                )
+                run.fail(number, StageError(reason, stage=str(self._pipeline)))
+                return
+            log.error("%s is left out: %d workers died with it (%s)", task.described, _MOST_CRASHES, outcome.crash)
+            if first:
+                self._directory.finish(task.name, NOTHING_FOUND)
+                return
+            record = self._lost(task, f"{_MOST_CRASHES} workers in a row died with it ({outcome.crash})")
+            self._directory.finish(task.name, record)
+            run.take(number, record)
         else:
+            result = outcome.result if outcome.result is not None else self._directory.record(task.name)
             self._finished += 1
-            if outcome.result is not None and task.kind == "map":
-                self._totals["rows_in"] += outcome.result["rows_in"] if not task.arguments["phase"] else 0
-                self._totals["rows_out"] += outcome.result["rows"]
-                self._totals["bytes"] += outcome.result["bytes"]
+            self._bytes_done += sum(split["nbytes"] for split in task.arguments.get("splits", ()))
+            run.take(number, result)
+
+    def _lost(self, task: Task, crash: str) -> dict[str, Any]:
+        """Record of a split that is left out; its records are counted, since those after it have numbers."""
+        source: Any = self._pipeline.source
+        bundle, text = Bundle.of(task.arguments["splits"]), isinstance(source, RecordSource)
+        return lost_record(bundle, crash, [count_records(source, split) if text else None for split in bundle.splits])
 
     def _located(self, error: Exception, task: Task) -> Exception:
         """An error of a row with its number in the file, which the task does not know."""
@@ -350,136 +428,22 @@ class Driver:
             return error
         if error.row is None or error.file is None:
             return error
+        names = [entry[0] for entry in self._inputs()]
         before = 0
         for number in range(task.arguments["number"]):
-            record = self._directory.read_json(f"done/{task.name.rpartition('-')[0]}-{number:06d}")
-            if record is None:  # the work of another process
+            counted = self._counted(task, number)
+            if counted is None:  # the work of another process
                 return moved(error, None)
-            before += sum(
-                records
-                for (file, _), records in zip(record["runs"], record["records"])
-                if file == error.file and records is not None
-            )
+            before += sum(records for file, records in counted if records is not None and names[file] == error.file)
         return moved(error, before) if before else error
 
-    def _records(self, phase: int, tasks: int) -> list[dict[str, Any]]:
-        return [self._directory.record(f"map-{phase}-{number:06d}") for number in range(tasks)]
-
-    def _check_lost(self) -> None:
-        for name, crash in self._lost.items():
-            log.error("%s was left out: %s", name, crash)
-
-    # -- end ---------------------------------------------------------------------------------------------------------
-
-    def _end(self, work: JobWork, records: list[list[dict[str, Any]]]) -> Report:
-        pipeline, last = self._pipeline, records[-1]
-        schema = next((found for record in last if (found := schema_of(record["schema"])) is not None), None)
-        joined: Report | None = None
-        sink = pipeline.sink
-        if self._plan.shards:
-            assert isinstance(sink, StoreSink)
-            rows_out = sum(record["rows"] for record in last)
-            self._write_store(sink, last, schema)
-        else:
-            joined = self._join(last, schema)
-            rows_out = joined.rows_out
-        bad = self._bad_rows(records, joined, sum(record["rows_in"] for record in records[0]))
-        report = self._report(records, joined, rows_out, bad)
-        for task_records in records:
-            for record in task_records:
-                if record.get("part"):
-                    self._directory.delete_part(record["part"])
-        return report
-
-    def _write_store(self, sink: StoreSink, records: Sequence[dict[str, Any]], schema: pa.Schema | None) -> None:
-        if schema is not None:
-            options = sink.shard_options(schema) | {"schema": schema_text(schema)}
-            tasks = shard_tasks(self._directory, records, options, sink.piece_bytes, sink.shard_bytes)
-            self._run_tasks(tasks)
-            parts = Path(self._directory.place) / "parts"
-            sink.take_shards(
-                (parts / f"{task.name}.data", parts / f"{task.name}.index", self._directory.record(task.name)["entry"])
-                for task in tasks
-            )
-        sink.flush()
-
-    def _join(self, records: Sequence[dict[str, Any]], schema: pa.Schema | None) -> Report:
-        pipeline = self._pipeline
-        source = PartsSource(self._directory, records, schema if schema is not None else pa.schema([]))
-        config = replace(
-            pipeline.config,
-            max_failures=None,
-            max_failure_ratio=None,
-            quarantine=self._join_place("bad.jsonl") if pipeline.config.on_error == "quarantine" else None,
-        )
-        last = Pipeline(source, list(self._plan.rest), pipeline.sink, config, pipeline.budget)
-        before = len(pipeline.transforms) - len(self._plan.rest)
-        fit_transforms(last, [position - before for position in self._passes.fits.joined])
-        checkpoint = self._join_place("join") if isinstance(pipeline.sink, Durable) and self._resumes() else None
-        return last.run(checkpoint, progress=self._progress_of_join())
-
-    def _resumes(self) -> bool:
-        """A file that is written in one go is made in fewer steps, and the same bytes."""
-        return any(getattr(t, "resumable", True) for t in self._plan.rest) and bool(self._plan.rest)
-
-    def _join_place(self, name: str) -> str:
-        return f"{self._directory.place.rstrip('/')}/{name}"
-
-    def _progress_of_join(self) -> Progress | None:
-        return None
-
-    def _bad_rows(self, records: list[list[dict[str, Any]]], joined: Report | None, rows_in: int) -> Counter[str]:
-        """Write the quarantine, and check the number of bad rows; their counts."""
-        config = self._pipeline.config
-        bad = BadRows(config, self._pipeline._quarantine_path())
-        try:
-            before: Counter[str] = Counter()
-            for number in range(len(records[0])):
-                for phase, tasks in enumerate(records):
-                    record = tasks[number]
-                    bad.take(self._lines(record, before if not phase else None), record["bad"])
-            if joined is not None:
-                place = Path(self._join_place("bad.jsonl"))
-                lines = place.read_bytes().splitlines(keepends=True) if place.exists() else []
-                bad.take(map(row_unknown, lines), joined.quarantined or joined.skipped)
-            bad.finish(rows_in)
-        finally:
-            bad.close()
-        return bad.counts
-
-    def _lines(self, record: dict[str, Any], before: Counter[str] | None) -> Iterator[bytes]:
-        """Quarantined rows of a task with their numbers in the file."""
-        for (file, _), records, name in zip(record["runs"], record["records"], record["bad_lines"]):
-            if name is not None:
-                with self._directory.opened(name) as path:
-                    for line in path.read_bytes().splitlines(keepends=True):
-                        yield shifted(line, before[file]) if before is not None and records is not None else line
-            if before is not None and records is not None:
-                before[file] += records
-
-    def _report(
-        self, records: list[list[dict[str, Any]]], joined: Report | None, rows_out: int, bad: Counter[str]
-    ) -> Report:
-        dropped, changed = Counter[str](), Counter[str]()
-        for tasks in records:
-            for record in tasks:
-                dropped.update(record["dropped"])
-                changed.update(record["changed"])
-        if joined is not None:
-            dropped.update(joined.dropped)
-            changed.update(joined.changed)
-        on_error = self._pipeline.config.on_error
-        return Report(
-            rows_in=sum(record["rows_in"] for record in records[0]),
-            rows_out=rows_out,
-            dropped=dict(dropped),
-            changed=dict(changed),
-            quarantined=dict(bad) if on_error == "quarantine" else {},
-            skipped=dict(bad) if on_error == "skip" else {},
-            seconds=time.monotonic() - self._started,
-            peak_bytes=self._pipeline.budget.peak,
-            bottleneck=f"{len(records[0]):,} splits on {self._executor.snapshot().get('nodes', 1)} nodes",
-        )
+    def _counted(self, task: Task, number: int) -> Iterable[tuple[int, int | None]] | None:
+        """File and number of records of each split of an earlier task of the same step."""
+        if task.kind == "map":
+            part = self._phases[0].parts[number]
+            return None if part is None else zip(part.files, part.records)
+        record = self._directory.record(f"{task.name.rpartition('-')[0]}-{number:06d}")
+        return zip(record["files"], record["records"])
 
     def _show(self) -> None:
         if self._progress is not None:
@@ -488,32 +452,71 @@ class Driver:
     def snapshot(self) -> dict[str, Any]:
         """Figures of the job as a run of a pipeline has them."""
         seconds = time.monotonic() - self._started
+        first, last = (self._phases[0], self._phases[-1]) if self._phases else (None, None)
+        rows_in = first.sums["rows_in"] if first is not None else 0
+        dropped = sum(records.dropped.total() for records in self._phases)
+        bad = sum(sum(counts.values()) for records in self._phases for counts in records.bad if counts)
+        slots, state = max(1, self._executor.slots), self._executor.snapshot()
+        stages: dict[tuple[str, str], dict[str, Any]] = {}
+        for records in self._phases:
+            add_stages(stages, records.stages.values())
+        shown = finished_stages(stages.values(), seconds, slots)
+        peak = max((records.peak_bytes for records in self._phases), default=0)
         return {
             "seconds": round(seconds, 3),
-            "rows_in": self._totals["rows_in"],
-            "rows_out": self._totals["rows_out"],
-            "bytes_in": self._totals["bytes"],
-            "rows_done": self._totals["rows_in"],
-            "file_bytes_done": None,
-            "dropped": 0,
-            "bad_rows": 0,
-            "stages": [],
-            "workers": self._executor.slots,
-            "memory": {"used": 0, "limit": self._options.task_budget_bytes, "peak": 0, "by_owner": {}},
-            "bottleneck": f"{self._finished:,} of {self._tasks:,} tasks are done",
+            "rows_in": rows_in,
+            "rows_out": last.sums["rows"] if last is not None else 0,
+            "bytes_in": self._bytes_done,
+            "rows_done": rows_in,
+            "file_bytes_done": self._bytes_done if has_files(self._pipeline.source) else None,
+            "dropped": dropped,
+            "bad_rows": bad,
+            "memory": {"used": peak, "limit": self._options.task_budget_bytes, "peak": peak, "by_owner": {}},
+            "workers": slots,
+            "stages": shown,
+            "bottleneck": bottleneck(shown, self._tasks, int(state.get("nodes", 1))),
             "tasks": self._tasks,
             "tasks_done": self._finished,
-            **self._executor.snapshot(),
+            **state,
         }
 
 
-def _nothing(task: Task, crash: str) -> dict[str, Any]:
-    """Record of a task whose rows are left out."""
-    return {
-        **dict.fromkeys(("rows_in", "rows", "bytes"), 0),
-        **{"dropped": {}, "changed": {}, "bad": {}, "runs": [], "records": [], "bad_lines": []},
-        **{"schema": None, "part": None, "crash": crash, "described": task.described},
-    }
+class KeysTakenOff(Transform):
+    """A stage that drops no rows, in place of one that does."""
+
+    def __init__(self, stage: FirstOfKey) -> None:
+        self._stage = stage
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return self._stage.without_keys(batch)
+
+    def __repr__(self) -> str:
+        return repr(self._stage)
+
+
+class TaskRun:
+    """What is known of some tasks while they run."""
+
+    def __init__(self, order: Sequence[Task], records: PhaseRecords | None) -> None:
+        self.place = {task.name: number for number, task in enumerate(order)}
+        self.made: list[dict[str, Any]] = [] if records is not None else [{}] * len(order)
+        self.failures: dict[int, Exception] = {}
+        self.first_failure: int | None = None
+        self._records = records
+
+    def take(self, number: int, record: dict[str, Any]) -> None:
+        if self._records is not None:
+            self._records.add(number, record)
+        else:
+            self.made[number] = record
+
+    def fail(self, number: int, error: Exception) -> None:
+        self.failures[number] = error
+        self.first_failure = min(self.failures)
+
+    def counts(self, task: Task) -> bool:
+        """False if a task before it has failed."""
+        return self.first_failure is None or self.place[task.name] < self.first_failure
 
 
 def _schema(text: str) -> pa.Schema:

@@ -53,6 +53,11 @@ class Executor(Protocol):
         """Tasks that run at once, as of now."""
         ...
 
+    @property
+    def room(self) -> int:
+        """Tasks to submit at once: no fewer than run, and more where a cluster grows with what waits."""
+        ...
+
     def start(self, work: Work, checks: Mapping[str, Any]) -> None:
         """Check every node, and make the work known there."""
         ...
@@ -75,7 +80,7 @@ class Executor(Protocol):
 class InProcess:
     """Executor in this process: one task after the other, each when it is waited for."""
 
-    slots = 1
+    slots = room = 1
 
     def __init__(self) -> None:
         self._work: Work | None = None

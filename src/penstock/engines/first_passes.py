@@ -12,6 +12,8 @@ from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
 from penstock.engines.executor import Task
 from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import schema_of, schema_text
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from penstock.engines.work import JobWork
 
 TYPES = "learned-types"
+NOTHING_FOUND: dict[str, Any] = {"types": schema_text(pa.schema([])), "records": [], "files": [], "found": False}
+"""Record of a task of a first pass that crashes its workers, and is left out: the rows are, later."""
 
 
 class FirstPasses:
@@ -119,9 +123,9 @@ class FirstPasses:
         run_tasks(tasks)
         learner = unfitted(self._plan.stages()[position])
         for task in tasks:
-            with self._directory.opened(f"{task.name}.json") as path:
-                learner.merge(type(learner).from_dict(json.loads(path.read_bytes())))
-            self._directory.delete_part(f"{task.name}.json")
+            if self._directory.record(task.name)["found"]:
+                with self._directory.opened(f"{task.name}.json") as path:
+                    learner.merge(type(learner).from_dict(json.loads(path.read_bytes())))
         return {"position": position, "fitted": learner.to_dict()}
 
 
@@ -153,12 +157,12 @@ def fit_part(work: JobWork, task: Task, sources: Iterator[tuple[Any, Any]]) -> d
             break
         before.append(transform)
     learner, config = unfitted(stage), replace(fit_config(work.config), max_failures=None, max_failure_ratio=None)
-    record: dict[str, Any] = {"runs": [], "records": []}
+    record: dict[str, Any] = {"files": [], "records": [], "found": True}
     for file, source in sources:
         with closing(iter(Pipeline(source, before, None, config, work.budget_bytes))) as batches:  # type: ignore[type-var]
             for batch in batches:
                 learner.partial_fit(batch)
-        record["runs"].append([file, 0])
+        record["files"].append(file)
         record["records"].append(getattr(source, "records", None))
     with work.directory.created(f"{task.name}.json") as path:
         path.write_text(json.dumps(learner.to_dict()))

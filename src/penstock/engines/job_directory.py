@@ -67,8 +67,9 @@ class JobDirectory:
         if isinstance(self.home, LocalHome):
             for folder in (_DONE, _PARTS):
                 shutil.rmtree(self.home.path / folder, ignore_errors=True)
-            for name in (PLAN_NAME, MARKER_NAME, "prepare.json"):
+            for name in (PLAN_NAME, MARKER_NAME, "prepare.json", "sink.json", "bad.jsonl"):
                 self.home.delete(name)
+            shutil.rmtree(self.home.path / "join", ignore_errors=True)
             with contextlib.suppress(OSError):  # files of others, or the lock of a driver
                 self.home.path.rmdir()
             return
@@ -76,6 +77,15 @@ class JobDirectory:
         keys = [info.key for info in bucket.objects(f"{prefix}/") if not info.key.endswith("/driver.lock")]
         if keys:
             bucket.delete(*keys)
+
+    def remove_lock(self) -> None:
+        """Delete the lock of the driver, and the directory if nothing else is in it."""
+        if isinstance(self.home, LocalHome):
+            with contextlib.suppress(OSError):  # another driver has it, or files of others are there
+                (self.home.path / "driver.lock").unlink(missing_ok=True)
+                self.home.path.rmdir()
+        else:
+            self.home.delete("driver.lock")
 
     # -- records -----------------------------------------------------------------------------------------------------
 
@@ -143,8 +153,23 @@ class JobDirectory:
         finally:
             temporary.unlink(missing_ok=True)
 
-    def delete_part(self, name: str) -> None:
-        self.home.delete(f"{_PARTS}/{name}")
+    def read_part(self, name: str, start: int = 0, stop: int | None = None) -> bytes:
+        """Bytes of a part, from one to another."""
+        if not isinstance(self.home, LocalHome):
+            return bytes(self.home.bucket.read(self.home.key(f"{_PARTS}/{name}"), int(start), stop and int(stop)))
+        with open(self.home.path / _PARTS / name, "rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(-1 if stop is None else int(stop - start))
+
+    def delete_parts(self, prefix: str = "", *, but: str | None = None) -> None:
+        """Delete the parts whose names begin so, but those that end otherwise."""
+        found = (name for name in self.home.list(_PARTS) if name.startswith(prefix))
+        names = [name for name in found if but is None or not name.endswith(but)]
+        if isinstance(self.home, LocalHome):
+            for name in names:
+                self.home.delete(f"{_PARTS}/{name}")
+        elif names:
+            self.home.bucket.delete(*(self.home.key(f"{_PARTS}/{name}") for name in names))
 
 
 def default_place(target: Path | str) -> Path | str:

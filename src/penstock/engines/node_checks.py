@@ -8,10 +8,11 @@ import platform
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from penstock.errors import ConfigError
-from penstock.files.filesystems import shown
+from penstock.files.filesystems import is_remote, shown
 from penstock.files.remote import path_of
 
 ABSENT, VERSION, EXTRA, MARKER, FILE, WORK, SILENT = "absent", "version", "extra", "marker", "file", "work", "silent"
@@ -47,6 +48,19 @@ def versions_here() -> dict[str, str]:
     for package in ("ray", "pyarrow", "numpy"):
         found[package] = importlib.metadata.version(package)
     return found
+
+
+def whole_paths(checks: Mapping[str, Any]) -> dict[str, Any]:
+    """Checks without relative paths, which nodes would look for in another directory."""
+    marker, files = checks.get("marker"), checks.get("files", ())
+    return {
+        "marker": [_whole(marker[0]), marker[1]] if marker else None,
+        "files": [[_whole(path), size] for path, size in files],
+    }
+
+
+def _whole(path: str) -> str:
+    return path if is_remote(path) else str(Path(path).expanduser().absolute())
 
 
 def faults_here(checks: Mapping[str, Any], versions: Mapping[str, str]) -> Iterator[NodeFault]:

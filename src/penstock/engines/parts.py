@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.engines.job_directory import JobDirectory
+from penstock.engines.records import PartRecord, PhaseRecords
 from penstock.files.states import StateFormat
 from penstock.memory.views import MappedFile
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import Origin, Sink, Source, State
+from penstock.sinks.file_sink import FileSink, Writer
 from penstock.store.shard_writer import plain_batch, plain_schema, row_bytes
 
 _STATE = StateFormat("parts of a job", "the parts of a job", fields={"part": (int,), "row": (int,)})
@@ -63,6 +65,40 @@ class PartSink(Sink):
         return "the rows of a part"
 
 
+class EncodedSink(Sink):
+    """Rows of a task as the bytes that a sink of text makes of them, without a header: parts are laid end to end."""
+
+    def __init__(self, path: Path, encoder: FileSink) -> None:
+        self._path, self._encoder = path, encoder
+        self._file: BinaryIO | None = None
+        self._writer: Writer | None = None
+        self.schema: pa.Schema | None = None
+        self.rows = self.nbytes = 0
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        if self._writer is None:
+            self.schema = batch.schema
+            self._file = open(self._path, "wb")  # noqa: SIM115 - closed by `close`
+            self._writer = self._encoder.part_writer(self._file, batch.schema)
+        if batch.num_rows:
+            self._writer.write(batch)
+            self.rows += batch.num_rows
+            self.nbytes += batch.nbytes
+
+    def flush(self) -> None:
+        """Rows of the next split may follow."""
+
+    def close(self) -> None:
+        if self._writer is None or self._file is None:
+            self._path.touch()
+            return
+        self._writer.close()
+        self._file.close()
+
+    def __repr__(self) -> str:
+        return repr(self._encoder)
+
+
 def part_batches(path: Path) -> Iterator[pa.RecordBatch]:
     """Batches of a part, as views of the mapped file."""
     if not path.stat().st_size:
@@ -84,10 +120,13 @@ def row_ranges(batches: Iterator[pa.RecordBatch], start: int, stop: int) -> Iter
 
 
 class PartsSource(Source):
-    """Rows of parts, in order, with the file that each comes from."""
+    """Rows of the parts of a phase, in order, with the file that each comes from."""
 
-    def __init__(self, directory: JobDirectory, parts: Sequence[dict[str, Any]], schema: pa.Schema) -> None:
-        self._directory, self._parts, self.schema = directory, parts, schema
+    def __init__(
+        self, directory: JobDirectory, records: PhaseRecords, names: Sequence[str], schema: pa.Schema | None
+    ) -> None:
+        self._directory, self._records, self._names, self.schema = directory, records, names, schema
+        self._parts = records.complete
         self._part = self._row = 0
         self._batches: Iterator[pa.RecordBatch] | None = None
         self._pending: pa.RecordBatch | None = None
@@ -106,27 +145,27 @@ class PartsSource(Source):
 
     def _next_here(self, max_rows: int) -> pa.RecordBatch | None:
         part = self._parts[self._part]
-        if not part["rows"]:
+        if not part.rows:
             return None
         if self._batches is None:
-            path = self._open.enter_context(self._directory.opened(part["part"]))
-            self._batches = row_ranges(part_batches(path), self._row, part["rows"])
+            path = self._open.enter_context(self._directory.opened(f"{self._records.name(self._part)}.rows"))
+            self._batches = row_ranges(part_batches(path), self._row, part.rows)
         if self._pending is None:
             self._pending = next(self._batches, None)
             if self._pending is None:
                 return None
-        file, left = _file_at(part["runs"], self._row)
+        file, left = _file_at(part, self._row)
         batch = self._pending.slice(0, min(max_rows, left))
         rest = self._pending.slice(batch.num_rows)
         self._pending = rest if rest.num_rows else None
-        self._origin = Origin(file)
+        self._origin = Origin(self._names[file] if file < len(self._names) else "")
         return batch
 
     def origin(self) -> Origin | None:
         return self._origin
 
     def size_hint(self) -> int | None:
-        return sum(int(part["rows"]) for part in self._parts)
+        return int(self._records.sums["rows"])
 
     def state_dict(self) -> State:
         return _STATE.write({"part": self._part, "row": self._row})
@@ -151,10 +190,10 @@ class PartsSource(Source):
         return f"{len(self._parts)} parts of {self._directory.shown}"
 
 
-def _file_at(runs: Sequence[Sequence[Any]], row: int) -> tuple[str, int]:
+def _file_at(part: PartRecord, row: int) -> tuple[int, int]:
     """File that a row comes from, and how many rows from there on do."""
     at = 0
-    for file, rows in runs:
+    for file, rows in zip(part.files, part.run_rows):
         at += rows
         if row < at:
             return file, at - row

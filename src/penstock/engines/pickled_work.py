@@ -78,7 +78,7 @@ def _parts(thing: Any) -> Iterator[tuple[str, Any]]:
             yield f"default {index} of {thing.__name__}", default
     elif isinstance(thing, functools.partial):
         yield "function", thing.func
-        yield from _parts([*thing.args, *thing.keywords.values()])
+        yield from ((f"argument {name!r}", value) for name, value in (*enumerate(thing.args), *thing.keywords.items()))
     elif isinstance(thing, Mapping):
         yield from ((f"[{key!r}]", value) for key, value in thing.items())
     elif isinstance(thing, list | tuple | set | frozenset):

@@ -11,6 +11,7 @@ from penstock.pipeline.chain import stage_name
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stages import Finishing, FirstOfKey, FitInParts, Stateful, Transform
 from penstock.sinks import StoreSink
+from penstock.sinks.file_sink import FileSink
 from penstock.sources.record_source import RecordSource
 
 
@@ -34,6 +35,14 @@ class JobPlan:
     """Steps that run in one place: the first that needs order and does not say how to partition, and those after it."""
     shards: bool
     """True if tasks write the shards of a store; otherwise all rows go through the sink in one place."""
+    text: bool = False
+    """True if tasks write the text of a file, which is laid together in one place."""
+
+    @property
+    def in_one_place(self) -> bool:
+        """True if the first step needs order, so that there is nothing to share out."""
+        first = self.phases[0]
+        return bool(self.rest) and len(self.phases) == 1 and not first.transforms
 
     @classmethod
     def of(cls, pipeline: Pipeline) -> JobPlan:
@@ -53,7 +62,8 @@ class JobPlan:
         phases.append(Phase(tuple(here), before))
         sink = pipeline.sink
         parallel = not rest and isinstance(sink, StoreSink) and sink.writes_shards
-        return cls(tuple(phases), tuple(rest), parallel)
+        text = not rest and isinstance(sink, FileSink) and sink.takes_parts
+        return cls(tuple(phases), tuple(rest), parallel, text)
 
     def stages(self) -> list[Transform]:
         """All transforms, in the order of the pipeline."""
@@ -62,12 +72,17 @@ class JobPlan:
 
     def lines(self, pipeline: Pipeline, splits: int, nbytes: int, fit: Sequence[int] = ()) -> Iterator[str]:
         """The plan in words, a line a phase."""
-        fits = Fits.of(self, fit)
+        fits, stages = Fits.of(self, fit), self.stages()
         size = f" of about {format_bytes(nbytes // max(1, splits))}" if nbytes else ""
+        joined = [f"one place    fit of {stage_name(stages[n])}, in a pass over all rows" for n in fits.joined]
+        if self.in_one_place:
+            yield from joined
+            steps = ", ".join(map(stage_name, (pipeline.source, *self.rest, pipeline.sink)))
+            yield f"one place    {steps}: the first step needs the rows in order"
+            return
         yield f"{splits:,} splits{size} of {stage_name(pipeline.source)}"
         if isinstance(pipeline.source, RecordSource) and not pipeline.source.has_schema:
             yield "each split   types of the columns, of all rows; schema= saves this pass"
-        stages = self.stages()
         for position in fits.here:
             yield f"driver       fit of {stage_name(stages[position])}, in a local pass over all rows: {fits.why_here}"
         for phase in self.phases:
@@ -78,11 +93,10 @@ class JobPlan:
                     yield f"each split   fit of {stage_name(stages[position])}: statistics of the splits are merged"
             steps = ", ".join(map(stage_name, phase.transforms)) or "rows as they are"
             yield f"each split   {steps}"
-        for position in fits.joined:
-            yield f"one place    fit of {stage_name(stages[position])}, in a pass over all rows"
+        yield from joined
         if self.rest:
             yield f"one place    {', '.join(map(stage_name, self.rest))}: needs the rows in order"
-        where = "each shard  " if self.shards else "one place   "
+        where = "each shard  " if self.shards else "each split  " if self.text else "one place   "
         yield f"{where} {stage_name(pipeline.sink)}"
 
 

@@ -16,6 +16,9 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?P<client>ray://)?(?P<host>\[[0-9A-Fa-f:]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 
+_SETTINGS = 4
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
+
 
 def connect(address: str | None, runtime_env: Mapping[str, Any] | None, timeout_seconds: float) -> bool:
     """Connect this process, and say whether that is new: False if it was connected before."""
@@ -53,13 +56,27 @@ def _check_reachable(address: str, timeout_seconds: float) -> None:
             "cluster, 'ray://host:port' (often port 10001) from outside of it, or 'auto'"
         )
     try:
-        socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), timeout_seconds).close()
+        with socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), timeout_seconds) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                _check_greeting(connection)
     except OSError as error:
         start = "ray start --head --ray-client-server-port=10001" if parts["client"] else "ray start --head --port=6379"
         raise ConfigError(
             f"no Ray cluster answers at {address!r} ({error}); start one there (`{start}`), or check the address with "
             "`ray status` on its head node"
         ) from None
+
+
+def _check_greeting(connection: socket.socket) -> None:
+    """Ray speaks HTTP/2, whose servers begin with a frame of settings."""
+    connection.sendall(_GREETING)
+    answer = b""
+    while len(answer) < 9:
+        if not (more := connection.recv(9 - len(answer))):
+            raise ConnectionError("it closes the connection")
+        answer += more
+    if answer[3] != _SETTINGS:
+        raise ConnectionError("another kind of server is there")
 
 
 def _error_of(error: Exception, address: str | None) -> ConfigError:
@@ -70,10 +87,11 @@ def _error_of(error: Exception, address: str | None) -> ConfigError:
             f"the Ray cluster at {where} has another version of Ray or Python than this process; install the same "
             f"versions here and there. Ray says: {text}"
         )
-    if type(error).__name__ == "AuthenticationError":
-        return ConfigError(f"the Ray cluster at {where} refuses this process's token. Ray says: {text}")
-    if isinstance(error, ImportError):
-        return ConfigError(f"Ray cannot connect to {where}: {text}; install it with: pip install 'ray[client]'")
+    if type(error).__name__ == "AuthenticationError" or (isinstance(error, ConnectionError) and address != "auto"):
+        return ConfigError(
+            f"the Ray cluster at {where} does not let this process in; if it asks for a token, RAY_AUTH_MODE and "
+            f"RAY_AUTH_TOKEN must be those of the cluster. Ray says: {text}"
+        )
     if address == "auto":
         return ConfigError(
             "no Ray cluster runs on this machine; start one (`ray start --head`), give its address, or leave the "

@@ -12,16 +12,17 @@ import queue
 import secrets
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from penstock._optional import require
 from penstock.engines.executor import Outcome, Task, Work
-from penstock.engines.node_checks import ABSENT, SILENT, NodeFault, error_of, versions_here
+from penstock.engines.node_checks import ABSENT, SILENT, NodeFault, error_of, versions_here, whole_paths
 from penstock.engines.pickled_work import pickled
 from penstock.engines.ray_connection import connect
 from penstock.engines.ray_log import LogLines
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 _BOARD_SECONDS = 1.0
 """Interval at which log lines are fetched."""
 _CLOSE_SECONDS = 5.0
+_PROBE_SECONDS, _INSTALL_SECONDS = 120.0, 900.0
+"""Time for the answers of all nodes; a runtime environment may install packages first."""
 _NO_ROOM_SECONDS = 600.0
 """Time in which an autoscaler has to bring the first node with room for a task."""
 
@@ -57,8 +60,8 @@ class RayExecutor:
     before stays open after `close`.
 
     `max_in_flight` limits the tasks that Ray has at once, running and waiting: by default some more than there are
-    slots, so that an autoscaler sees demand. A head node that does not answer for `head_seconds` is an error: Ray
-    itself ends the process after a minute.
+    slots, so that an autoscaler sees demand. Nodes have `probe_seconds` to answer the checks. A head node that does not
+    answer for `head_seconds` is an error: Ray itself ends the process after a minute.
     """
 
     def __init__(
@@ -70,7 +73,7 @@ class RayExecutor:
         runtime_env: Mapping[str, Any] | None = None,
         max_in_flight: int | None = None,
         connect_seconds: float = 5.0,
-        probe_seconds: float = 120.0,
+        probe_seconds: float | None = None,
         head_seconds: float = 30.0,
     ) -> None:
         for name, value in (("cpus_per_task", cpus_per_task), ("memory_bytes", memory_bytes)):
@@ -81,10 +84,11 @@ class RayExecutor:
         self.address = address
         self.cpus_per_task, self.memory_bytes, self.max_in_flight = cpus_per_task, memory_bytes, max_in_flight
         self._runtime_env = dict(runtime_env) if runtime_env else None
-        self._connect_seconds, self._probe_seconds, self._head_seconds = connect_seconds, probe_seconds, head_seconds
+        self._connect_seconds, self._head_seconds = connect_seconds, head_seconds
+        self._probe_seconds = probe_seconds or (_INSTALL_SECONDS if runtime_env else _PROBE_SECONDS)
         self._ray: Any = None
-        self._owned = False
-        self._lost = False
+        self._setup: Any = None
+        self._owned = self._lost = self._closed = False
         self._table = NodeTable(cpus_per_task, memory_bytes)
         self._waiting: deque[Task] = deque()
         self._sent: dict[int, _Sent] = {}
@@ -100,24 +104,29 @@ class RayExecutor:
 
     @property
     def slots(self) -> int:
-        """Tasks that run at once on the nodes that are alive now; nodes may join and leave."""
+        """Tasks that run at once on the nodes that are alive now; nodes may join and leave. Connects if need be."""
+        self._open()
         return self._table.slots
+
+    @property
+    def room(self) -> int:
+        """Tasks that Ray is given at once: some more than run, so that an autoscaler sees demand."""
+        return self.max_in_flight or max(2 * self.slots, self.slots + 4)
 
     def start(self, work: Work, checks: Mapping[str, Any]) -> None:
         """Connect, check every node, and make the work known to the cluster."""
-        if self._ray is not None:
+        if self._setup is not None:
             raise RuntimeError("the executor has been started before; make a new one for each job")
-        ray = require("ray", "ray")
         payload = np.frombuffer(pickled(work), np.uint8)
-        self._owned = connect(self.address, self._runtime_env, self._connect_seconds)
-        self._ray = ray
+        self._open()
+        ray = self._ray
         try:
-            self._table.start(ray)
             name = f"penstock-{secrets.token_hex(8)}"
             setup = {
                 "job": name,
                 "work": payload,
-                "checks": dict(checks),
+                "directory": str(Path.cwd()),
+                "checks": whole_paths(checks),
                 "versions": versions_here(),
                 "checked_nodes": [],
                 "board": name,
@@ -140,6 +149,15 @@ class RayExecutor:
                 "no node of the cluster has room for a task (%s): %s; waiting for one to join",
                 *(self._table.wanted, self._table.described() or "it has no nodes with CPUs"),
             )
+
+    def _open(self) -> None:
+        """Connect, unless that is done."""
+        if self._ray is not None or self._closed:
+            return
+        ray = require("ray", "ray")
+        self._owned = connect(self.address, self._runtime_env, self._connect_seconds)
+        self._ray = ray
+        self._table.start(ray)
 
     def submit(self, task: Task) -> None:
         """Have a task run as soon as there is room; its outcome comes by `wait`."""
@@ -185,7 +203,7 @@ class RayExecutor:
 
     def close(self) -> None:
         """Cancel what runs, and let go of the cluster; a second call does nothing."""
-        ray, self._ray = self._ray, None
+        ray, self._ray, self._closed = self._ray, None, True
         if ray is None:
             return
         self._waiting.clear()
@@ -214,8 +232,7 @@ class RayExecutor:
 
     def _pump(self) -> None:
         """Hand tasks to Ray while it has fewer than it may."""
-        most = self.max_in_flight or max(2 * self.slots, self.slots + 4)
-        while self._waiting and len(self._sent) < most:
+        while self._waiting and len(self._sent) < self.room:
             task = self._waiting.popleft()
             self._numbers += 1
             fields = {**asdict(task), "arguments": dict(task.arguments)}
@@ -238,9 +255,11 @@ class RayExecutor:
                     self._board_answers = True
                     if future.exception() is None:
                         self._hear(future.result())
-                elif (sent := self._sent.pop(number, None)) is not None:
-                    yield self._outcome(sent, future)
+                elif (sent := self._sent.get(number)) is not None:
+                    outcome = self._outcome(sent, future)
+                    del self._sent[number]
                     self._places.pop(sent.task.name, None)
+                    yield outcome
                 item = self._ended.get_nowait()
 
     def _outcome(self, sent: _Sent, future: Future[Any]) -> Outcome:
@@ -251,6 +270,7 @@ class RayExecutor:
         self._last_room = time.monotonic()
         answer = future.result()
         node = self._table.name(answer["node"])
+        self._log(answer.get("lines", ()))
         if "absent" in answer:
             fault = error_of([(node, NodeFault(ABSENT, answer["absent"]))], versions_here())
             return Outcome(task, error=fault, node=node, seconds=seconds)
@@ -263,10 +283,10 @@ class RayExecutor:
         kinds = self._ray.exceptions
         if task.name not in self._places and isinstance(error, kinds.WorkerCrashedError):
             with contextlib.suppress(Exception):  # the board may know where it ran
-                self._hear(self._ray.get(self._board.take.remote(), timeout=_BOARD_SECONDS))
+                self._hear(self._ray.get(self._board.take.remote(), timeout=_CLOSE_SECONDS))
         node, process = self._places.get(task.name, ("", 0))
         name = self._table.name(node) if node else ""
-        where = f" on {name} (process {process})" if node else ""
+        where = f" (process {process})" if process else ""
         if isinstance(error, kinds.RayTaskError):
             return Outcome(task, error=RemoteError(f"Ray could not run the task: {error}"), node=name, seconds=seconds)
         if isinstance(error, kinds.RuntimeEnvSetupError):
@@ -275,17 +295,18 @@ class RayExecutor:
         lost = isinstance(error, kinds.NodeDiedError | kinds.LocalRayletDiedError | kinds.ObjectLostError)
         if not lost and node and not self._table.answers(node):
             lost = True
+        said = str(error).strip().partition("\n")[0]  # Ray adds what it knows of all processes
         if lost:
-            crash = f"the node was lost{where}: {error}"
+            crash = f"the node was lost{where}: {said}"
         elif isinstance(error, kinds.OutOfMemoryError):
-            crash = f"out of memory{where}: {error}"
+            crash = f"out of memory{where}: {said}"
         elif isinstance(error, kinds.WorkerCrashedError):
             crash = (
                 f"the worker process died{where}: by a signal (a fault in compiled code, or SIGKILL, by which the "
                 "system ends a process that takes too much memory), or by os._exit"
             )
         else:
-            crash = f"{type(error).__name__}{where}: {error}"
+            crash = f"{type(error).__name__}{where}: {said}"
         return Outcome(task, crash=crash, node_lost=lost, node=name, seconds=seconds)
 
     # -- the cluster ---------------------------------------------------------------------------------------------------
@@ -348,6 +369,9 @@ class RayExecutor:
         for task, node, process in told["began"]:
             if task in running:
                 self._places[task] = (node, process)
-        for (name, level, text, node), count in told["lines"]:
-            self._lines.add(name, level, text, self._table.name(node), count)
+        self._log(told["lines"])
         self._lines.lost += told["lost"]
+
+    def _log(self, lines: Iterable[Any]) -> None:
+        for (name, level, text, node), count in lines:
+            self._lines.add(name, level, text, self._table.name(node), count)

@@ -21,19 +21,22 @@ class NodeTable:
         self._nodes: dict[str, dict[str, Any]] = {}
         """All that were ever seen, by id, so that those that left have names too."""
         self._read_at = 0.0
+        self._outside = False
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, ray: Any) -> None:
         """Read the table now, and again every few seconds."""
         self._ray = ray
+        self._outside = bool(ray.util.client.ray.is_connected())
         self._read()
         self._thread = threading.Thread(target=self._watch, name="penstock-ray-nodes", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
+        """End the thread. One that waits for a head that is gone is left behind."""
         self._stopped.set()
-        if self._thread is not None:
+        if self._thread is not None and self.silent_seconds() < _STOP_SECONDS:
             self._thread.join(_STOP_SECONDS)
 
     def silent_seconds(self) -> float:
@@ -71,10 +74,10 @@ class NodeTable:
         return str(address) if name in ("", address) else f"{name} ({address})"
 
     def answers(self, key: str) -> bool:
-        """True if the process that manages the node accepts connections."""
+        """True if the process that manages the node accepts connections; from outside of a cluster Ray has to know."""
         node = self._nodes.get(key)
-        if node is None:
-            return True
+        if node is None or self._outside:
+            return node is None or bool(node["Alive"])
         with contextlib.suppress(OSError):
             socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), 1.0).close()
             return True

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from penstock._optional import require
@@ -32,9 +33,9 @@ def task_function() -> Callable[..., dict[str, Any]]:
     """Function of all tasks, to be pickled by value."""
 
     def penstock_task(setup: Any, fields: dict[str, Any]) -> dict[str, Any]:
-        import ray
+        from importlib import import_module  # what this function needs travels with it
 
-        node = ray.get_runtime_context().get_node_id()
+        node = import_module("ray").get_runtime_context().get_node_id()
         try:
             from penstock.engines.ray_worker import run_task
         except ImportError as error:
@@ -90,7 +91,8 @@ class _Job:
         self.key: str = setup["job"]
         if node not in setup["checked_nodes"] and (faults := probe(setup)):
             raise error_of([(_node_name(node), NodeFault(*fault)) for fault in faults], setup["versions"])
-        self.work = _loaded(setup)
+        with _directory(setup["directory"]):
+            self.work = _loaded(setup)
         self.teller = _Teller(setup["board"], node, setup["log_level"])
 
 
@@ -102,7 +104,8 @@ def probe(setup: Mapping[str, Any]) -> list[list[str]]:
     faults = [*faults_here(setup["checks"], setup["versions"])]
     if not faults:
         try:
-            _loaded(setup)
+            with _directory(setup["directory"]):
+                _loaded(setup)
         except Exception as error:  # noqa: BLE001 - any module may raise anything when it is imported
             faults.append(fault_of_import(error))
     return [[fault.kind, fault.detail] for fault in faults]
@@ -121,11 +124,24 @@ def run_task(setup: Mapping[str, Any], fields: dict[str, Any], node: str) -> dic
         if _job is None or _job.key != setup["job"]:
             _job = None
             _job = _Job(setup, node)
-        with _job.teller.heard(fields["name"]):
+        with _directory(setup["directory"]), _job.teller.heard(fields["name"]):
             answer: dict[str, Any] = {"result": _job.work(Task(**fields))}
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the driver decides
         answer = {"error": pickled_error(error, f"in {fields['name']} on {_node_name(node)}")}
-    return {"node": node, "seconds": time.monotonic() - since, **answer}
+    lines = _job.teller.take_lines() if _job is not None else []
+    return {"node": node, "seconds": time.monotonic() - since, "lines": lines, **answer}
+
+
+@contextlib.contextmanager
+def _directory(path: str) -> Iterator[None]:
+    """The driver's working directory, in which relative paths are meant, where this node has it."""
+    before = Path.cwd()
+    with contextlib.suppress(OSError):
+        os.chdir(path)
+    try:
+        yield
+    finally:
+        os.chdir(before)
 
 
 def _node_name(node: str) -> str:
@@ -167,14 +183,19 @@ def unpickled_error(payload: bytes) -> Exception:
 
 
 class _Teller(logging.Handler):
-    """Handler of penstock's log lines in a worker; tells the board which task runs here, and its lines."""
+    """Handler of penstock's log lines in a worker.
+
+    Lines travel with the answer of a task, and those of a task that runs on go to the board, which also learns where a
+    task began: what a task that kills its process has said is known.
+    """
 
     def __init__(self, board: str, node: str, level: int) -> None:
         super().__init__(level)
         self._board_name, self._node = board, node
         self._board: Any = None
         self._lines: dict[tuple[Any, ...], int] = {}
-        self._sent = 0.0
+        self._lost = 0
+        self._told_at = 0.0
 
     @contextlib.contextmanager
     def heard(self, task: str) -> Iterator[None]:
@@ -191,21 +212,29 @@ class _Teller(logging.Handler):
             logger.removeHandler(self)
             logger.setLevel(level)
             logger.propagate = propagate
-            if self._lines:
-                self._tell(None)
+
+    def take_lines(self) -> list[Any]:
+        """Lines since the last call, each with the number of times it came."""
+        lines, self._lines = list(self._lines.items()), {}
+        if self._lost:
+            text = f"{self._lost:,} more log lines of this task are not shown"
+            lines.append(((__name__, logging.WARNING, text, self._node), 1))
+            self._lost = 0
+        return lines
 
     def emit(self, record: logging.LogRecord) -> None:
         line = (record.name, record.levelno, self.format(record), self._node)
         if line in self._lines or len(self._lines) < _MOST_LINES:
             self._lines[line] = self._lines.get(line, 0) + 1
-        if time.monotonic() - self._sent > _FLUSH_SECONDS:
+        else:
+            self._lost += 1
+        if time.monotonic() - self._told_at > _FLUSH_SECONDS:
             self._tell(None)
 
     def _tell(self, began: list[Any] | None) -> None:
-        """Fire and forget: lines are lost if the board is, and the task goes on."""
+        """Fire and forget: a task goes on without the board."""
+        self._told_at = time.monotonic()
         with contextlib.suppress(Exception):
             if self._board is None:
                 self._board = require("ray", "ray").get_actor(self._board_name)
-            lines, self._lines = list(self._lines.items()), {}
-            self._sent = time.monotonic()
-            self._board.tell.remote(began, lines)
+            self._board.tell.remote(began, self.take_lines())

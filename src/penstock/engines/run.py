@@ -94,10 +94,9 @@ def run_pipeline(
     check_engine(pipeline)
     chosen = engine_of(engine)
     directory = JobDirectory(job_place(pipeline, checkpoint))
-    report = Driver(pipeline, directory, chosen.executor(), chosen.options, progress, chosen.share, fit=fit).run()
-    if checkpoint is None:
-        directory.remove()
-    return report
+    durable = checkpoint is not None
+    executor = chosen.executor()
+    return Driver(pipeline, directory, executor, chosen.options, progress, chosen.share, durable=durable, fit=fit).run()
 
 
 def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from penstock.engines.executor import Task
 from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import part_batches, row_ranges, schema_of
+from penstock.engines.records import PhaseRecords
 from penstock.store.shard_writer import Pieces, ShardWriter, plain_batch, plain_schema
 
 
@@ -55,30 +56,30 @@ class ShardCuts:
 
 
 def shard_tasks(
-    directory: JobDirectory, records: Sequence[dict[str, Any]], options: dict[str, Any], piece: int, shard: int
+    directory: JobDirectory, records: PhaseRecords, options: dict[str, Any], piece: int, shard: int
 ) -> list[Task]:
     """A task for each shard of the rows of some parts."""
     cuts, begins = ShardCuts(piece, shard), [0]
-    for record in records:
-        if record["rows"]:
-            with directory.opened(record["part"].replace(".rows", ".sizes")) as path:
-                begins += cuts.add(np.fromfile(path, "<i8"))
+    counts = [part.rows for part in records.complete]
+    for number, rows in enumerate(counts):
+        if rows:
+            begins += cuts.add(np.frombuffer(directory.read_part(f"{records.name(number)}.sizes"), "<i8"))
     begins += cuts.finish()
-    rows = sum(record["rows"] for record in records)
+    rows = sum(counts)
     if not rows:
         return []
-    ends = np.cumsum([record["rows"] for record in records])
+    ends = np.cumsum(counts)
     tasks = []
     for number, (start, stop) in enumerate(zip(begins, [*begins[1:], rows])):
         pieces = []
         first = int(np.searchsorted(ends, start, side="right"))
-        for index in range(first, len(records)):
-            before = int(ends[index]) - records[index]["rows"]
+        for index in range(first, len(counts)):
+            before = int(ends[index]) - counts[index]
             if before >= stop:
                 break
-            low, high = max(start - before, 0), min(stop - before, records[index]["rows"])
+            low, high = max(start - before, 0), min(stop - before, counts[index])
             if high > low:
-                pieces.append([records[index]["part"], low, high])
+                pieces.append([f"{records.name(index)}.rows", low, high])
         arguments = {**options, "pieces": pieces, "piece_bytes": piece, "number": number}
         tasks.append(Task(f"shard-{number:06d}", "shard", arguments, f"rows {start:,} to {stop:,} of the store"))
     return tasks

@@ -53,6 +53,8 @@ def bundles_of(source: Any, target_bytes: int) -> list[Bundle]:
     splits = split_input(source, target_bytes)
     if isinstance(source, RecordSource | FileSource):
         splits = list(_with_empty_files(source, splits))
+    if not splits:
+        splits = [InputSplit(0, 0, 0, 0)]  # no rows, but columns
     return list(_bundled(splits, target_bytes))
 
 
@@ -234,16 +236,23 @@ class RowSplit(Source):
     def __init__(self, source: Any, split: InputSplit) -> None:
         self._whole = source
         self._reader: SplitReader = open_split(source, split)
-        self._file = input_files(source)[split.file][0]
+        files = input_files(source)
+        self._file = files[split.file][0] if split.file < len(files) else ""
         self._origin: Origin | None = None
         self.schema = source.schema
+        self._empty = split.stop is not None and split.stop <= split.start
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        cut = self._reader.cut(max_rows, _ROWS_BYTES)
+        cut = None if self._empty else self._reader.cut(max_rows, _ROWS_BYTES)
         if cut is None:
             return None
         self._origin = Origin(self._file, cut.first)
-        return self._reader.decode(cut).batch
+        batch = self._reader.decode(cut).batch
+        return batch if batch.schema.names == self.schema.names else batch.select(self.schema.names)
+
+    def skip_file(self) -> str:
+        reason = self._reader.skip_bad()
+        return reason if not isinstance(self._whole, StoreSource) else "the rest of the shard is unreadable"
 
     def origin(self) -> Origin | None:
         return self._origin

@@ -17,8 +17,9 @@ from penstock.engines.exchange import KeyFile, dropped_rows, find_duplicates
 from penstock.engines.executor import Task
 from penstock.engines.first_passes import fit_part, take_facts
 from penstock.engines.job_directory import JobDirectory
-from penstock.engines.parts import PartSink, part_batches, schema_of, schema_text
+from penstock.engines.parts import EncodedSink, PartSink, part_batches, schema_of, schema_text
 from penstock.engines.plan import JobPlan
+from penstock.engines.records import add_stages, empty_record, task_name
 from penstock.engines.row_types import scan_splits
 from penstock.engines.shards import write_shard
 from penstock.engines.splits import Bundle, split_source
@@ -44,6 +45,8 @@ class JobWork:
     """Name, size and time or ETag of each input file, when the job began."""
     partitions: int
     """Number of parts that keys are divided into."""
+    encoder: Any = None
+    """The sink whose bytes tasks make, if they do."""
     bundles: list[Bundle] = field(default_factory=list)
     _directory: JobDirectory | None = None
     _learned: set[str] = field(default_factory=set)
@@ -56,9 +59,7 @@ class JobWork:
         return self._directory
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_directory", "bundles")} | {
-            "bundles": []
-        }
+        return self.__dict__ | {"_directory": None, "bundles": [], "_learned": set()}
 
     def __call__(self, task: Task) -> dict[str, Any]:
         """Do a task, and note in the directory that it is done; what was noted."""
@@ -76,97 +77,109 @@ class JobWork:
         """Rows of some splits, or of a part of the phase before, through the steps of a phase."""
         number, phase = task.arguments["phase"], self.plan.phases[task.arguments["phase"]]
         last = number == len(self.plan.phases) - 1
-        record: dict[str, Any] = {"rows_in": 0, "dropped": {}, "changed": {}, "bad": {}, "runs": [], "records": []}
-        dropped, changed, bad = Counter[str](), Counter[str](), Counter[str]()
+        record = empty_record()
+        figures = TaskFigures(number)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-task-")))
             path = stack.enter_context(self.directory.created(f"{task.name}.rows"))
-            sink = PartSink(path, measure=last and self.plan.shards)
-            keys = KeyFile(phase.keys) if phase.keys is not None else None
+            sink: PartSink | EncodedSink
+            if last and self.encoder is not None:
+                sink = EncodedSink(path, self.encoder)
+            else:
+                sink = PartSink(path, measure=last and self.plan.shards)
+            keys = None
+            if phase.keys is not None:
+                keys = KeyFile(phase.keys, self.partitions, self.budget_bytes // 4)
             target = sink if keys is None else keys.beside(sink)
-            config = replace(self.config, max_failures=None, max_failure_ratio=None)
-            for file, source in self._sources(task, dropped):
-                before = sink.rows
-                if config.on_error == "quarantine":
-                    config = replace(config, quarantine=folder / f"bad-{len(record['runs'])}")
+            for file, source in self._sources(task, figures.dropped):
+                before, lines = sink.rows, folder / f"bad-{len(record['files'])}"
+                config = self._task_config(lines)
                 try:
                     report = Pipeline(source, list(phase.transforms), target, config, self.budget_bytes).run()
                 except (DataError, StageError) as error:
-                    raise _placed(error, known=number == 0) from error
-                _count(report, dropped, changed, bad)
+                    if number:
+                        raise moved(error, None) from error  # after stages that drop rows, its number is not known
+                    raise
+                figures.add(report)
                 record["rows_in"] += report.rows_in
-                record["runs"].append([file, sink.rows - before])
+                record["files"].append(file)
+                record["run_rows"].append(sink.rows - before)
                 record["records"].append(getattr(source, "records", None))
+                record["bad_lines"].append(_lines(lines))
             sink.close()
-            record["bad_lines"] = self._bad_lines(task, folder, len(record["runs"]), known=number == 0)
-            record |= {"rows": sink.rows, "bytes": sink.nbytes, "schema": schema_text(sink.schema)}
-            record |= {
-                "part": f"{task.name}.rows",
-                "dropped": dict(dropped),
-                "changed": dict(changed),
-                "bad": dict(bad),
+            self._write_bad_lines(task, folder, record["bad_lines"], known=number == 0)
+            record |= figures.facts() | {
+                "schema": schema_text(sink.schema),
+                "rows": sink.rows,
+                "bytes": sink.nbytes,
             }
             if keys is not None:
                 with self.directory.created(f"{task.name}.keys") as file_path:
-                    record["keys"] = keys.write(file_path, self.partitions)
-            if sink.sizes:
+                    record["keys"] = keys.write(file_path)
+                    file_path.touch()
+            if isinstance(sink, PartSink) and sink.sizes:
                 with self.directory.created(f"{task.name}.sizes") as file_path:
                     file_path.write_bytes(np.concatenate(sink.sizes).astype("<i8").tobytes())
         return record
 
-    def _sources(self, task: Task, dropped: Counter[str]) -> Iterator[tuple[str, Any]]:
+    def _task_config(self, lines: Path) -> PipelineConfig:
+        """The number of bad rows is checked over all tasks; to name the one that was too many, it must be known."""
+        config = replace(self.config, max_failures=None, max_failure_ratio=None)
+        if config.on_error == "quarantine" or (config.on_error == "skip" and self.config.max_failures is not None):
+            return replace(config, on_error="quarantine", quarantine=lines)
+        return config
+
+    def _sources(self, task: Task, dropped: Counter[str]) -> Iterator[tuple[int, Any]]:
         number = task.arguments["phase"]
         if number:
             yield from self._kept(task, dropped)
             return
         for split in Bundle.of(task.arguments["splits"]).splits:
-            file = self.inputs[split.file][0] if self.inputs else ""
-            if has_files(self.source):
+            if has_files(self.source) and split.file < len(self.inputs):
                 self._check_unchanged(split.file)
-            yield file, split_source(self.source, split)
+            yield split.file, split_source(self.source, split)
 
     def _check_unchanged(self, number: int) -> None:
         name, size, mark = self.inputs[number]
         if [name, size, mark] != input_mark(self.source, number):
             raise ChangedFileError("it has another size or time than when the job began", file=name)
 
-    def _kept(self, task: Task, dropped: Counter[str]) -> Iterator[tuple[str, Any]]:
+    def _kept(self, task: Task, dropped: Counter[str]) -> Iterator[tuple[int, Any]]:
         """Rows of a part of the phase before, without duplicates; for each input file."""
         number, index = task.arguments["phase"], task.arguments["number"]
         stage = self.plan.phases[number].drops
         assert stage is not None
-        before = self.directory.record(f"map-{number - 1}-{index:06d}")
-        gone = dropped_rows(self.directory, number - 1, self.partitions, index, before["rows"])
+        name = task_name(number - 1, index)
+        before = self.directory.record(name)
+        schema = schema_of(before["schema"])
+        if schema is None:
+            return
+        tasks = task.arguments["tasks"]
+        gone = dropped_rows(self.directory, number - 1, self.partitions, index, tasks, before["rows"])
         if gone.any():
             dropped[stage.reason] += int(np.count_nonzero(gone))
-        schema = schema_of(before["schema"])
-        with self.directory.opened(before["part"]) as path:
+        with self.directory.opened(f"{name}.rows") as path:
             start = 0
-            for file, rows in before["runs"]:
-                if schema is not None:
-                    yield file, KeptRows(path, stage, gone, start, start + rows, file, schema)
+            for file, rows in zip(before["files"], before["run_rows"]):
+                shown = self.inputs[file][0] if file < len(self.inputs) else ""
+                yield file, KeptRows(path, stage, gone, start, start + rows, shown, schema)
                 start += rows
 
-    def _bad_lines(self, task: Task, folder: Path, runs: int, *, known: bool) -> list[str | None]:
-        """Quarantined rows of each split, as parts; None where there are none."""
-        names: list[str | None] = []
-        for run in range(runs):
-            lines = folder / f"bad-{run}"
-            if not _size(lines):
-                names.append(None)
-                continue
-            name = f"{task.name}.bad-{run}"
-            with self.directory.created(name) as path:
-                data = lines.read_bytes()
-                path.write_bytes(data if known else b"".join(map(row_unknown, data.splitlines(keepends=True))))
-            names.append(name)
-        return names
+    def _write_bad_lines(self, task: Task, folder: Path, counts: list[int], *, known: bool) -> None:
+        """Quarantined rows of all splits as one part, if there are any."""
+        if not any(counts):
+            return
+        with self.directory.created(f"{task.name}.bad") as path, open(path, "wb") as target:
+            for run, count in enumerate(counts):
+                if count:
+                    with open(folder / f"bad-{run}", "rb") as lines:
+                        target.writelines(lines if known else map(row_unknown, lines))
 
     # -- first passes ------------------------------------------------------------------------------------------------
 
     def _types(self, task: Task) -> dict[str, Any]:
         splits = Bundle.of(task.arguments["splits"]).splits
-        for number in {split.file for split in splits}:
+        for number in {split.file for split in splits if split.file < len(self.inputs)}:
             self._check_unchanged(number)
         return scan_splits(self.source, splits)
 
@@ -176,12 +189,42 @@ class JobWork:
     # -- keys and shards ---------------------------------------------------------------------------------------------
 
     def _duplicates(self, task: Task) -> dict[str, Any]:
+        asked = task.arguments
         return find_duplicates(
-            self.directory, task.arguments["phase"], task.arguments["partition"], task.arguments["tasks"], task.name
+            self.directory, asked["phase"], asked["partition"], self.partitions, task.name, self.budget_bytes
         )
 
     def _shard(self, task: Task) -> dict[str, Any]:
         return write_shard(self.directory, task)
+
+
+class TaskFigures:
+    """Sums over the runs of one task."""
+
+    def __init__(self, phase: int) -> None:
+        self._phase = phase
+        self.dropped, self._changed, self._bad = Counter[str](), Counter[str](), Counter[str]()
+        self._stages: dict[tuple[str, str], dict[str, Any]] = {}
+        self._peak = 0
+
+    def add(self, report: Report) -> None:
+        self.dropped.update(report.dropped)
+        self._changed.update(report.changed)
+        self._bad.update(report.quarantined)
+        self._bad.update(report.skipped)
+        # Parts between the phases are neither the source nor the sink of the job.
+        kinds = ("transform",) if self._phase else ("source", "decode", "transform")
+        add_stages(self._stages, (stage for stage in report.stages if stage["kind"] in kinds))
+        self._peak = max(self._peak, report.peak_bytes)
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "dropped": dict(self.dropped),
+            "changed": dict(self._changed),
+            "bad": dict(self._bad),
+            "stages": list(self._stages.values()),
+            "peak_bytes": self._peak,
+        }
 
 
 class KeptRows(Source):
@@ -245,25 +288,19 @@ def shifted(line: bytes, by: int | None) -> bytes:
     return line[:start] + (b"null" if by is None else b"%d" % (int(number) + by)) + line[stop:]
 
 
-def _placed(error: DataError | StageError, *, known: bool) -> DataError | StageError:
-    """The error of a row; after stages that drop rows, its number is not known."""
-    return error if known else moved(error, None)
-
-
 def moved(error: DataError | StageError, by: int | None) -> DataError | StageError:
     """The same error at another row: `by` more, or none."""
     row = None if by is None or error.row is None else error.row + by
-    if isinstance(error, StageError):
+    if type(error) is StageError:
         return StageError(error.reason, stage=error.stage, file=error.file, row=row, offset=error.offset)
-    return DataError(error.reason, file=error.file, row=row, offset=error.offset, data=error.data)
+    if type(error) is DataError:
+        return DataError(error.reason, file=error.file, row=row, offset=error.offset, data=error.data)
+    return error
 
 
-def _count(report: Report, dropped: Counter[str], changed: Counter[str], bad: Counter[str]) -> None:
-    dropped.update(report.dropped)
-    changed.update(report.changed)
-    bad.update(report.quarantined)
-    bad.update(report.skipped)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
+def _lines(path: Path) -> int:
+    """Number of lines of a file, which may not be there."""
+    if not path.exists():
+        return 0
+    with open(path, "rb") as file:
+        return sum(1 for _ in file)

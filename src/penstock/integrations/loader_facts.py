@@ -26,10 +26,12 @@ def check_world_size(loader: Any, world_size: int) -> None:
     """
     if not isinstance(loader, DataLoader) or loader._engine is None or loader.options.group is not None:
         return
-    ranks, parallel = loader.rank.world_size, loader.options.model_parallel_size
-    if ranks * parallel != world_size:
-        shared = f" with model_parallel_size={parallel}" if parallel > 1 else ""
+    options, ranks = loader.options, loader.rank.world_size
+    sizes = {name: getattr(options, name) for name in ("model_parallel_size", "cp", "tp", "pp")}
+    if ranks * math.prod(sizes.values()) != world_size:
+        given = " ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        shared = f" with {given}" if given else ""
         raise ConfigError(
             f"the loader was made for {ranks} ranks{shared}, and the trainer has {world_size}; make the loader after "
-            "the trainer's process group, or pass rank= and world_size=, or model_parallel_size="
+            "the trainer's process group, or pass rank= and world_size=, or shard=Shard.from_mesh(mesh)"
         )

@@ -1,4 +1,7 @@
 from penstock.batching.batch import TrainingBatch as TrainingBatch
+from penstock.batching.context import ContextBatch as ContextBatch
+from penstock.batching.context import ContextSlice as ContextSlice
+from penstock.batching.context import slice_context as slice_context
 from penstock.batching.masked_lm import MaskedLM as MaskedLM
 from penstock.batching.options import LoaderOptions as LoaderOptions
 from penstock.batching.options import Output as Output

@@ -14,6 +14,7 @@ import numpy as np
 
 from penstock._forks import check_process
 from penstock.batching.batch import TrainingBatch
+from penstock.batching.context import ContextSlice
 from penstock.batching.device import DeviceTransfer
 from penstock.batching.options import Options, show_options
 from penstock.distributed.ranks import Rank
@@ -97,6 +98,7 @@ class DataLoader:
     _closed = False
     _profile: Profile | None = None
     _calls: CallThread | None = None
+    _context: ContextSlice | None = None
 
     def __init_subclass__(
         cls, options: tuple[type[Any], ...] = (), without: Collection[str] = (), **keywords: Any
@@ -110,6 +112,7 @@ class DataLoader:
     def __init__(self, engine: Engine) -> None:
         self.options, self.rank = engine.options, engine.rank
         self.batch_size, self.drop_last = engine.batch_size, engine.options.drop_last
+        self._context = engine.options.context_slice  # now: a worker process does not know its rank
         self._engine, self._position = engine, engine.start()
         self._loops = 0
         """Number of loops so far: an earlier loop is over when another begins."""
@@ -137,7 +140,7 @@ class DataLoader:
             profile.wait()
         self._leave_loop()
         made, following = self._engine.one(self._position, None if batch_size is None else _integer(batch_size))
-        batch = DeviceTransfer(self.options).move(made)
+        batch = DeviceTransfer(self.options, self._context).move(made)
         self._move(following)
         if profile is not None:
             profile.deliver(batch)
@@ -177,7 +180,8 @@ class DataLoader:
         if self._calls is None:
             self._calls = CallThread()
         own = type(self).get_iterator is not DataLoader.get_iterator
-        transfer = None if own else DeviceTransfer(self.options)  # here, in the thread that uses the batches
+        # Here, in the thread that uses the batches.
+        transfer = None if own else DeviceTransfer(self.options, self._context)
         loop = 0
         interrupted = False
 
@@ -225,7 +229,7 @@ class DataLoader:
         """Batch `number` of this epoch, at any position of the loader; or the batch of a key of `sampler()`."""
         self._check_ready()
         if isinstance(number, BatchKey):
-            return DeviceTransfer(self.options).move(batch_of(self, number))
+            return DeviceTransfer(self.options, self._context).move(batch_of(self, number))
         if called_by_torch():
             refuse(f"requested item {number!r} without an epoch, so that every epoch would repeat the first")
         if not isinstance(number, (int, np.integer)):
@@ -233,7 +237,7 @@ class DataLoader:
         count = len(self)
         if not -count <= number < count:
             raise IndexError(f"batch {number} does not exist; the epoch has {count} batches")
-        return DeviceTransfer(self.options).move(self._engine.item(self.epoch, number % count))
+        return DeviceTransfer(self.options, self._context).move(self._engine.item(self.epoch, number % count))
 
     def __getitems__(self, keys: Any) -> NoReturn:
         """Called by torch's DataLoader to collate several items into one batch."""
@@ -381,7 +385,8 @@ class DataLoader:
             profile = self._profile
             if profile is not None:
                 profile.wait()
-            transfer = receiver or DeviceTransfer(self.options)  # here, in the thread that uses the batches
+            # Here, in the thread that uses the batches.
+            transfer = receiver or DeviceTransfer(self.options, self._context)
             made = transfer.send_all(self._engine.batches(self._position))
             prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options)
             self._prefetcher, epoch = prefetcher, self.epoch
@@ -512,7 +517,8 @@ def _with_fields(made: Generator[Made, None, None]) -> Generator[Made, None, Non
             yield batch.make_fields(), following
             del batch
     finally:
-        made.close()
+        with suppress(ValueError):  # the thread that stops the loop is closing it
+            made.close()
 
 
 def _integer(value: int, least: int = 1) -> int:

@@ -38,9 +38,8 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from penstock._suggest import check_options, nearest, unknown_option
-from penstock.batching.options import LoaderOptions
+from penstock.batching.options import LoaderOptions, Shard, flat_options
 from penstock.config.settings import ByteSize
-from penstock.distributed.ranks import find_rank
 from penstock.distributed.sharding import Balanced, Contiguous, Strided
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.documents import read_document, set_value
@@ -71,7 +70,9 @@ _OWN_KEYS = ("loader", "epochs", "edits")
 """Keys that are not arguments of a loader."""
 _OBJECTS = ("group", "shard", "pad", "output", "raw")
 """Arguments that no file can hold."""
-_SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
+_PLACE = ("rank", "model_parallel_size", "group", "dp", "cp", "tp", "pp")
+"""Arguments that say where this process is."""
+SHARDINGS: dict[str, Callable[[], Any]] = {"contiguous": Contiguous, "strided": Strided, "balanced": Balanced}
 _KINDS: dict[str, Any] = {
     "path": str | list[str],
     "sharding": Literal["contiguous", "strided", "balanced"] | None,
@@ -110,7 +111,7 @@ class LoaderConfig:
 
     def open(self, **more: Any) -> DataLoader:
         """The loader, with its plan edited. Arguments in `more` override those of the file."""
-        arguments = {**self.arguments, **more}
+        arguments = {**self.arguments, **flat_options(more)}
         self._find_rank(arguments)
         try:
             loader = self._make(arguments)
@@ -130,7 +131,7 @@ class LoaderConfig:
         if arguments.get("budget") is not None:  # one for all sources
             arguments["budget"] = MemoryBudget.of(arguments["budget"])
         if isinstance(arguments.get("sharding"), str):
-            arguments["sharding"] = _SHARDINGS[arguments["sharding"]]()
+            arguments["sharding"] = SHARDINGS[arguments["sharding"]]()
         if self.kind == "mixed":
             options = {name: arguments[name] for name in LoaderOptions.__annotations__ if name in arguments}
             arguments["weights"] = read_weights(arguments.get("weights"))
@@ -150,9 +151,11 @@ class LoaderConfig:
     def _find_rank(self, arguments: dict[str, Any]) -> None:
         """With `world_size` alone the file is the same on every rank, and each rank finds its own number."""
         planned = arguments.get("world_size")
-        if planned is None or arguments.get("rank") is not None:
+        place = {name: arguments[name] for name in _PLACE if arguments.get(name) is not None}
+        sized = any(place.get(name, 1) != 1 for name in ("cp", "tp", "pp")) or "dp" in place
+        if planned is None or ("rank" in place and not sized):
             return
-        here = find_rank(model_parallel_size=arguments.get("model_parallel_size", 1), group=arguments.get("group"))
+        here = Shard(**place).find_rank()
         if here.world_size != planned:
             raise ConfigError(
                 f"{self.name} is planned for world_size={planned}, and this is {here}; start that many ranks, change "

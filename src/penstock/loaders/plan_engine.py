@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +20,13 @@ from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
 from penstock.batching.options import Options
 from penstock.batching.supervision import supervised_tokens
+from penstock.distributed.ranks import Rank
 from penstock.distributed.sharding import Contiguous, share_cuts, shares_of
 from penstock.errors import ConfigError, PenstockError
 from penstock.loaders.look_ahead import LookAhead
 from penstock.loaders.source import LoaderSource
 from penstock.memory.views import keep_freed
+from penstock.order.edits import Edit
 from penstock.order.plan import Plan, Position, Step
 from penstock.order.positions import larger_than_epoch, nothing_to_deliver
 from penstock.order.samples import Samples
@@ -100,6 +104,22 @@ class PlanEngine:
             self._ahead = LookAhead(self._tables, self.plan, options.verify)
         self._checked = time.monotonic()
         keep_freed(_KEPT_BYTES)
+
+    def for_rank(self, rank: Rank, batch_size: int, *, integer: npt.DTypeLike, edits: Sequence[Edit]) -> Self:
+        """Engine of another rank over the same rows: NumPy batches whose wide fields are `integer`."""
+        other = copy.copy(self)
+        other.options = replace(self.options, batch_size=batch_size, backend="numpy", device=None, pin_memory=False)
+        other.rank, other.batch_size = rank, 1 if self._layout.split else batch_size
+        other._layout = replace(self._layout, integer=integer)
+        other.plan = replace(self.plan, global_batch=other.batch_size * rank.world_size, edits=()).edited(*edits)
+        if self._ahead is not None:
+            other._ahead = LookAhead(other._tables, other.plan, other.options.verify)
+        return other
+
+    @property
+    def layout(self) -> BatchLayout:
+        """Layout of the batches."""
+        return self._layout
 
     @property
     def names(self) -> str:
@@ -355,15 +375,7 @@ class PlanEngine:
 
     def edit(self, plan: Plan, position: Position) -> None:
         """Continue with an edited plan; steps before a position cannot change."""
-        known = len(self.plan.edits)
-        if plan.fingerprint != self.plan.fingerprint or plan.edits[:known] != self.plan.edits:
-            raise ConfigError("this plan was not made from the plan of the loader; edit loader.plan")
-        for edit in plan.edits[known:]:
-            if edit.step < position.step:
-                raise ConfigError(
-                    f"{edit} begins before the next step, {position.step}, and delivered steps cannot change; begin at "
-                    "loader.step or later"
-                )
+        check_edited(self.plan, plan, position.step)
         self.plan = plan
         self._follow(plan)
 
@@ -391,6 +403,19 @@ class PlanEngine:
         if not samples:
             return ConfigError("truncation='drop' drops every row; pass a larger length")
         return nothing_to_deliver(samples, count or self.plan.global_batch)
+
+
+def check_edited(before: Plan, plan: Plan, step: int) -> None:
+    """Refuse a plan that was not made from the one before, or whose further edits change steps before `step`."""
+    known = len(before.edits)
+    if plan.fingerprint != before.fingerprint or plan.edits[:known] != before.edits:
+        raise ConfigError("this plan was not made from the plan of the loader; edit loader.plan")
+    for edit in plan.edits[known:]:
+        if edit.step < step:
+            raise ConfigError(
+                f"{edit} begins before the next step, {step}, and delivered steps cannot change; begin at loader.step "
+                "or later"
+            )
 
 
 def _numbered(several: Sequence[Samples], first: int) -> Samples:

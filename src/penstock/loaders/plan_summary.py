@@ -28,8 +28,8 @@ Ints = npt.NDArray[np.int64]
 _ROWS_AT_ONCE = 1 << 18
 _PREFETCH = 2
 """Prefetched batches, if the loader decides by itself."""
-_COSTED_SAMPLES = 1 << 15
-"""Samples whose steps are sharded to measure the imbalance of ranks: below a second."""
+_COSTED_STEPS, _COSTED_SAMPLES = 256, 1 << 15
+"""Most steps and samples that are sharded to measure the imbalance of ranks: below a second."""
 
 
 @dataclass(slots=True)
@@ -297,7 +297,7 @@ class _RankCosts:
 
     def add(self, samples: Samples, bounds: Ints) -> None:
         for low, high in pairwise(bounds.tolist()):
-            if self._world == 1 or self._samples >= _COSTED_SAMPLES:
+            if self._world == 1 or self._steps >= _COSTED_STEPS or self._samples >= _COSTED_SAMPLES:
                 return
             step = samples.slice(low, high)
             costs = self._cost.costs(step.lengths, step.offsets)

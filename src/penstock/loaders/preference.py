@@ -65,6 +65,11 @@ class PreferenceDataLoader(DataLoader, options=(Options,)):
         if completion not in ("supervised", "all"):
             raise ConfigError(f"completion must be 'supervised' or 'all', got {completion!r}")
         chosen, chat = read_chat_options(options, chat, type(self))
+        if chosen.context is not None:
+            raise ConfigError(
+                f"context={chosen.context!r} slices texts and chats, and answers of preferences are compared whole; "
+                "leave out context"
+            )
         chosen = _with_fields(chosen)
         sampling = Sampling(packing=packing, length=max_length, truncation="drop" if truncation == "drop" else "error")
         if sampling.strategy == "concat":

@@ -30,6 +30,8 @@ _NEVER = 1 << 80
 _MOST_TABLED = 20_000
 _MOST_SKIPPED = 1 << 20
 _CHECKPOINT_EVERY = 8192
+_REMEMBERED = 4
+"""Positions from which drawing goes on without setting it up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,26 @@ def weight_segments(part: ScheduleSegment, samples_per_step: int) -> list[Weight
         elif not segments or segments[-1].slopes or segments[-1].weights != weights:
             segments.append(WeightSegment(start, weights))
     return segments
+
+
+class _Run:
+    """Drawing in progress: what the rule knows about each source before the sample at `position`."""
+
+    __slots__ = ("closes", "counts", "draws", "gates", "lines", "position", "ready", "recent", "waiting")
+
+    def __init__(self, position: int, counts: list[int]) -> None:
+        self.position, self.counts = position, counts
+        self.recent = [(position, tuple(counts))]
+        """Positions between the last draws, and their counts: drawing may go on from each."""
+        self.draws = np.empty(0, np.int64)
+        """Sources from the first of these positions on."""
+        self.gates: list[int] = []
+        """Target at which the window of each source opens."""
+        self.closes: list[int] = []
+        self.lines: list[tuple[int, int, int, int]] = []
+        # A moment and a source in one integer, so that heaps compare fast.
+        self.ready: list[int] = []
+        self.waiting: list[int] = []
 
 
 class MixOrder:
@@ -83,16 +105,23 @@ class MixOrder:
         self._offsets = [self._target(i, start) - debt for i, debt in enumerate(debts)]
         self._checkpoints: list[tuple[int, tuple[int, ...]]] = [(start, (0,) * self._sources)]
         self._latest = self._checkpoints[0]
+        self._runs: list[_Run] = []
+        """Where the last draw ended; drawing on from there costs nothing for sources that are not drawn."""
         self._head, self._period = self._table()
 
     def targets(self, position: int) -> list[Fraction]:
         """Target of each source since `start`, debts included."""
         return [Fraction(self._target(i, position) - self._offsets[i], self._unit) for i in range(self._sources)]
 
+    def whole_targets(self, position: int) -> list[int]:
+        """The same without debts, rounded down: cheaper for many sources."""
+        start, unit = self.start, self._unit
+        return [(self._target(i, position) - self._target(i, start)) // unit for i in range(self._sources)]
+
     def draw(self, position: int, counts: Sequence[int], count: int) -> npt.NDArray[np.int64]:
         """Sources of the `count` samples at `position`; `counts` have been drawn since `start`."""
         if self._period is None:
-            return np.array(self._run(position, list(counts), count), np.int64)
+            return self._draw_on(position, tuple(counts), count)
         at = np.arange(position - self.start, position - self.start + count)
         head = len(self._head)
         if len(at) and at[-1] >= head:
@@ -110,6 +139,25 @@ class MixOrder:
         found += np.bincount(self._head[low : low + rest], minlength=self._sources)
         found += periods * np.bincount(self._head[low:], minlength=self._sources)
         return tuple(found.tolist())
+
+    def _draw_on(self, position: int, counts: tuple[int, ...], count: int) -> npt.NDArray[np.int64]:
+        """As `draw`, without a table: continues what was drawn last, if that is known to lead here."""
+        try:
+            run = self._runs.pop()  # a thread that draws meanwhile begins anew
+        except IndexError:
+            run = None
+        if run is None or (position, counts) not in run.recent:
+            run = self._begin(position, list(counts))
+        first = run.recent[0][0]
+        if (more := position + count - run.position) > 0:
+            run.draws = np.concatenate([run.draws, np.array(self._advance(run, more), np.int64)])
+            run.recent.append((run.position, tuple(run.counts)))
+        found = run.draws[position - first : position - first + count]
+        if len(run.recent) > _REMEMBERED:
+            del run.recent[:-_REMEMBERED]
+            run.draws = run.draws[run.recent[0][0] - first :]
+        self._runs[:] = [run]
+        return found
 
     def _table(self) -> tuple[npt.NDArray[np.int64], int | None]:
         """Draws until they repeat, and the number of draws that repeat; None if the table would be too long."""
@@ -160,19 +208,33 @@ class MixOrder:
 
     def _run(self, position: int, counts: list[int], count: int) -> list[int]:
         """Next `count` sources; updates `counts`."""
-        n, unit = self._sources, self._unit
-        # Target at which a window opens; it closes `width` later.
-        width = unit - 2 * self._margin + 1
-        gates = [drawn * unit + offset + self._margin - 1 for drawn, offset in zip(counts, self._offsets)]
-        closes = [self._last(i, gate + width) for i, gate in enumerate(gates)]
-        # A moment and a source in one integer, so that heaps compare fast.
-        opens = [self._last(i, gates[i]) * n + i for i in self._drawn]
+        return self._advance(self._begin(position, counts), count)
+
+    @property
+    def _width(self) -> int:
+        """Rise of a target between the opening and the closing of a window."""
+        return self._unit - 2 * self._margin + 1
+
+    def _begin(self, position: int, counts: list[int]) -> _Run:
+        """Drawing from a position on, at which sources were drawn `counts` times; the cost is by sources."""
+        run, n, width = _Run(position, counts), self._sources, self._width
+        run.gates = [drawn * self._unit + offset + self._margin - 1 for drawn, offset in zip(counts, self._offsets)]
+        run.closes = [self._last(i, gate + width) for i, gate in enumerate(run.gates)]
+        opens = [self._last(i, run.gates[i]) * n + i for i in self._drawn]
         first = (position + 1) * n
-        waiting = [opening for opening in opens if opening >= first]
-        ready = [closes[opening % n] * n + opening % n for opening in opens if opening < first]
-        heapify(waiting)
-        heapify(ready)
-        lines = [self._line(i, position) for i in range(n)]
+        run.waiting = [opening for opening in opens if opening >= first]
+        run.ready = [run.closes[opening % n] * n + opening % n for opening in opens if opening < first]
+        heapify(run.waiting)
+        heapify(run.ready)
+        run.lines = [self._line(i, position) for i in range(n)]
+        return run
+
+    def _advance(self, run: _Run, count: int) -> list[int]:
+        """Next `count` sources of a run, and the run after them; a sample costs the logarithm of the sources."""
+        n, unit, width = self._sources, self._unit, self._width
+        counts, gates, closes, lines = run.counts, run.gates, run.closes, run.lines
+        waiting, ready = run.waiting, run.ready
+        first = (run.position + 1) * n
         drawn_now = []
         for now in range(first, first + count * n, n):
             while waiting and waiting[0] < now:
@@ -198,6 +260,7 @@ class MixOrder:
             else:
                 heappop(ready)
                 heappush(waiting, opening * n + i)
+        run.position += count
         return drawn_now
 
     def _put_first(self, ready: list[int], waiting: list[int], now: int, counts: Sequence[int]) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -65,21 +65,27 @@ class Drawn:
         try:
             position, counts, start, base, owed, out = data
             debts = tuple(Fraction(debt, owed[0]) for debt in owed[1:])
-            state = cls(position, tuple(counts), start, tuple(base) or (0,) * len(counts), debts, tuple(out))
-            whole = (position, start, *state.counts, *state.base, *out)
-            valid = all(type(number) is int and number >= 0 for number in whole) and (
-                sum(state.counts) == position
-                and sum(state.base) == start
-                and len(state.base) == len(state.counts)
-                and len(debts) in (0, len(counts))
-                and all(here <= now for here, now in zip(state.base, state.counts))
-                and all(source < len(counts) for source in out)
-            )
+            return cls(position, tuple(counts), start, tuple(base) or (0,) * len(counts), debts, tuple(out)).checked()
         except (TypeError, ValueError, ZeroDivisionError, IndexError) as e:
+            if isinstance(e, ResumeError):
+                raise
             raise ResumeError(f"not the state of a mixture: {e}; expected what Drawn.to_json() returns") from None
-        if not valid:
-            raise ResumeError(f"damaged state of a mixture: {data!r}; its counts do not match its position")
-        return state
+
+    def checked(self) -> Drawn:
+        """The same; an error if it is no state of any mixture."""
+        count = len(self.counts)
+        valid = all(type(n) is int and n >= 0 for n in (self.position, self.start, *self.counts, *self.base, *self.out))
+        if not valid or not (
+            sum(self.counts) == self.position
+            and sum(self.base) == self.start
+            and len(self.base) == count
+            and len(self.owed) in (0, count)
+            and all(here <= now for here, now in zip(self.base, self.counts))
+            and all(source < count for source in self.out)
+        ):
+            shown = [self.position, list(self.counts), self.start, list(self.base)]
+            raise ResumeError(f"damaged state of a mixture: {shown!r:.400}; its counts do not match its position")
+        return self
 
 
 class Mixture:
@@ -119,6 +125,8 @@ class Mixture:
         ]
         self._changes = [part.step * samples_per_step for part in self._parts]
         self._order = lru_cache(maxsize=32)(self._make_order)
+        self._current: tuple[tuple[int, int], Any, Any, MixOrder | None] | None = None
+        """The order of the last draw, found without hashing what is owed to all sources."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Cached orders are not pickled.
@@ -145,13 +153,14 @@ class Mixture:
             if order is None:
                 break
             wanted = min(stop, self._next_change(state.position)) - state.position
-            relative = [now - then for now, then in zip(state.counts, state.base)]
+            relative: Sequence[int] = state.counts
+            if state.start:
+                relative = [now - then for now, then in zip(state.counts, state.base)]
             sources = order.draw(state.position, relative, wanted)
-            for i, limit in enumerate(limits or ()):
-                if limit is not None and i not in state.out:
-                    sources = sources[: _end_of(sources, i, limit - state.counts[i])]
+            for i, left in _near(state, limits or (), wanted):
+                sources = sources[: _end_of(sources, i, left)]
             pieces.append(sources)
-            state = self._moved(state, np.bincount(sources, minlength=len(self.names)).tolist())
+            state = self._moved(state, sources)
         return np.concatenate(pieces), state
 
     def seek(self, position: int, limits: Limits | None = None) -> Drawn:
@@ -183,19 +192,50 @@ class Mixture:
             return tuple(map(Fraction, state.base))
         return tuple(base + more for base, more in zip(state.base, order.targets(state.position)))
 
+    def expected(self, position: int) -> list[Fraction]:
+        """Sum of the weights of each source up to a position, whatever was drawn and whichever sources ended."""
+        found = [Fraction(0)] * len(self.names)
+        for order, stop in self._plain_orders(position):
+            found = [before + more for before, more in zip(found, order.targets(stop))]
+        return found
+
+    def expected_whole(self, position: int) -> npt.NDArray[np.int64]:
+        """About the same in whole samples, rounded down at every change: cheaper for many sources."""
+        found = np.zeros(len(self.names), np.int64)
+        for order, stop in self._plain_orders(position):
+            found += np.array(order.whole_targets(stop), np.int64)
+        return found
+
+    def _plain_orders(self, position: int) -> Iterator[tuple[MixOrder, int]]:
+        """Order of each part of the schedule up to a position, without debts, and the end of the part."""
+        for part, start in enumerate(self._changes):
+            stop = min(position, self._next_change(start))
+            if start < stop and (order := self._order(part, start, (), ())) is not None:
+                yield order, stop
+
+    @staticmethod
+    def debts(owed: Sequence[Fraction]) -> tuple[Fraction, ...]:
+        """Debts as a state keeps them; none if nothing is owed."""
+        return _short(owed) if any(owed) else ()
+
     def _settle(self, state: Drawn, limits: Limits | None) -> tuple[Drawn, MixOrder | None]:
         """State at the start of a new segment, if a change or a limit is at this position; and the segment's order."""
         part = self._part_at(state.position)
         if part != self._part_at(state.start):
-            owed = _short([target - count for target, count in zip(self.targets(state), state.counts)])
-            state = replace(state, start=state.position, base=state.counts, owed=owed if any(owed) else ())
+            owed = self.debts([target - count for target, count in zip(self.targets(state), state.counts)])
+            state = replace(state, start=state.position, base=state.counts, owed=owed)
         if limits is not None and (full := _reached(state.counts, limits, state.out)):
             out = tuple(sorted((*state.out, *full)))
             state = replace(state, start=state.position, base=state.counts, owed=(), out=out)
-        return state, self._order(part, state.start, state.owed, state.out)
+        current = self._current
+        if current is None or current[0] != (part, state.start) or current[1:3] != (state.owed, state.out):
+            order = self._order(part, state.start, state.owed, state.out)
+            current = self._current = (part, state.start), state.owed, state.out, order
+        return state, current[3]
 
     def _make_order(self, part: int, start: int, owed: tuple[Fraction, ...], out: tuple[int, ...]) -> MixOrder | None:
-        left = self._parts[part].only(i for i in range(len(self.names)) if i not in out)
+        gone = set(out)
+        left = self._parts[part].only(i for i in range(len(self.names)) if i not in gone)
         if left is None:
             return None
         return MixOrder(weight_segments(left, self.samples_per_step), start, self.samples_per_step, owed)
@@ -210,9 +250,11 @@ class Mixture:
     def _counts_at(self, state: Drawn, order: MixOrder, position: int) -> tuple[int, ...]:
         return tuple(then + more for then, more in zip(state.base, order.counts(position)))
 
-    def _moved(self, state: Drawn, more: Sequence[int]) -> Drawn:
-        counts = tuple(count + new for count, new in zip(state.counts, more))
-        return replace(state, position=state.position + sum(more), counts=counts)
+    def _moved(self, state: Drawn, sources: npt.NDArray[np.int64]) -> Drawn:
+        counts = list(state.counts)
+        for source, more in zip(*(found.tolist() for found in np.unique(sources, return_counts=True))):
+            counts[source] += more
+        return replace(state, position=state.position + len(sources), counts=tuple(counts))
 
     def _check(self, state: Drawn, limits: Limits | None) -> None:
         if len(state.counts) != len(self.names):
@@ -239,8 +281,15 @@ def _short(debts: Sequence[Fraction]) -> tuple[Fraction, ...]:
 
 def _reached(counts: Sequence[int], limits: Limits, out: Sequence[int]) -> list[int]:
     """Sources that have reached their limit and are not out yet."""
-    pairs = enumerate(zip(counts, limits))
-    return [i for i, (count, limit) in pairs if limit is not None and count >= limit and i not in out]
+    pairs, gone = enumerate(zip(counts, limits)), set(out)
+    return [i for i, (count, limit) in pairs if limit is not None and count >= limit and i not in gone]
+
+
+def _near(state: Drawn, limits: Limits, count: int) -> list[tuple[int, int]]:
+    """Sources that `count` samples could bring to their limit, and the samples they have left."""
+    pairs, gone = enumerate(zip(state.counts, limits)), set(state.out)
+    left = ((i, limit - used) for i, (used, limit) in pairs if limit is not None and i not in gone)
+    return [(i, most) for i, most in left if most <= count]
 
 
 def _end_of(sources: npt.NDArray[np.int64], source: int, left: int) -> int:

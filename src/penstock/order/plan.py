@@ -13,7 +13,7 @@ that equals the old one up to the step of the edit, and neither loses nor repeat
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
 from typing import Any
@@ -50,6 +50,8 @@ class Plan:
     drop_last: bool = False
     stopping: str = "first_exhausted"
     edits: tuple[Edit, ...] = ()
+    parts: dict[str, str] | None = field(default=None, init=False, repr=False, compare=False)
+    """Digest of each part, once a state needed them."""
 
     def __post_init__(self) -> None:
         if not self.sources:
@@ -250,6 +252,11 @@ class Plan:
         return {name: value for name, value in self.__dict__.items() if name != "_delivered"}
 
     @cached_property
+    def mixture(self) -> Mixture | None:
+        """Mixture of the sources, with the weights of all edits; None for a single source."""
+        return mixture_of(self)
+
+    @cached_property
     def _delivered(self) -> dict[int, Sequence[int]]:
         return {}
 
@@ -259,7 +266,7 @@ class Plan:
 
     @cached_property
     def _steps(self) -> StepSequence:
-        mixture = mixture_of(self)
+        mixture = self.mixture
         if mixture is None:
             return SingleSourceSteps(self.sources[0], self.global_batch, drop_last=self.drop_last)
         return MixedSteps(self.sources, mixture, drop_last=self.drop_last, stopping=self.stopping)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from penstock.arrays.ragged import offsets_of
 from penstock.arrays.truncation import Truncation
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.order.block_shuffle import BlockPermutation, BlockShuffle, Shuffle
 from penstock.order.packing import count_bins, order_of, pack
 from penstock.order.permutation import Permutation, derive_key
@@ -29,6 +29,10 @@ ROW_WINDOW = 4096
 _PACK_WINDOW = 1 << 16
 _BUCKET_WINDOW_BATCHES = 64
 _CACHED_WINDOWS = 4
+_MOST_WINDOWS = 128
+"""Orders of a mixture that keep a whole window each; of more, each keeps its next samples."""
+_MOST_AHEAD, _LEAST_AHEAD = 1 << 21, 64
+"""Samples that the orders of a mixture keep together, and each of them at least."""
 _LOOKED_AT = 16
 """Numbers of a range that stand for all of them when its next use is estimated."""
 
@@ -55,6 +59,23 @@ class OrderPosition(NamedTuple):
         return list(self)
 
 
+class _WindowSlice(NamedTuple):
+    """Samples of a window from a position on, kept without the others."""
+
+    position: OrderPosition
+    samples: Samples
+    size: int
+    """Samples of the whole window."""
+
+    def read(self, position: OrderPosition, count: int) -> Samples | None:
+        """Samples from another position on; None if they are not among these."""
+        low = position.index - self.position.index
+        high = min(low + count, self.size - self.position.index)
+        if position[:2] != self.position[:2] or low < 0 or high > len(self.samples) or high < low:
+            return None
+        return self.samples.slice(low, high)
+
+
 class Order(ABC):
     """Samples of one source, epoch by epoch."""
 
@@ -69,10 +90,15 @@ class Order(ABC):
     """Samples of every window but the last, if arithmetic gives them; None where windows have to be counted."""
     total = 0
     """Samples of every epoch, where windows are even."""
+    _ahead = ROW_WINDOW
+    """Samples that are looked up at once, or kept of a window, where there are many orders."""
+    _windows_kept = _CACHED_WINDOWS
 
     def __init__(self, table: Table, *, shuffle: Shuffle, seed: int, name: str = "") -> None:
         self.table, self.shuffle, self.seed, self.name = table, shuffle, seed, name
         self._planned: OrderedDict[tuple[int, int], Samples] = OrderedDict()
+        self._slice: _WindowSlice | None = None
+        self._last_permutation: tuple[tuple[int, int], Permutation] | None = None
         self._ends: dict[int, array[int]] = {}
         """Samples up to the end of each window of an epoch, as far as windows were counted."""
 
@@ -92,25 +118,47 @@ class Order(ABC):
         """Number of samples in a window, without planning them where that is cheaper."""
         return len(self.plan_window(epoch, window))
 
+    def share_memory(self, orders: int) -> None:
+        """Keep less, as one of so many orders of a mixture. What is read stays the same."""
+        self._ahead = min(ROW_WINDOW, max(_LEAST_AHEAD, _MOST_AHEAD // orders))
+        self._windows_kept = 0 if orders > _MOST_WINDOWS else max(1, _CACHED_WINDOWS // orders)
+
     def window(self, epoch: int, window: int) -> Samples:
         """Samples of a window; the last few windows are cached."""
         key = (epoch, window)
         samples = self._planned.get(key)
         if samples is None:
-            samples = self._planned[key] = self.plan_window(epoch, window)
-            if len(self._planned) > _CACHED_WINDOWS:
+            samples = self.plan_window(epoch, window)
+            if self._windows_kept:
+                self._planned[key] = samples
+            if len(self._planned) > self._windows_kept:
                 self._planned.popitem(last=False)
         return samples
 
     def read(self, position: OrderPosition, count: int) -> Samples:
         """Up to `count` samples from a position on, all from its window."""
+        kept = self._slice
+        if kept is not None and (found := kept.read(position, count)) is not None:
+            return found
         window = self.window(position.epoch, position.window)
-        return window.slice(position.index, min(position.index + count, len(window)))
+        if position.index > len(window):
+            raise ResumeError(
+                f"sample {position.index} of window {position.window} of {self.name!r} does not exist; it has "
+                f"{len(window)}"
+            )
+        stop = min(position.index + count, len(window))
+        if not self._windows_kept:
+            ahead = window.slice(position.index, min(max(stop, position.index + self._ahead), len(window)))
+            self._slice = _WindowSlice(position, ahead.copy(), len(window))
+        return window.slice(position.index, stop)
 
     def size_of(self, epoch: int, window: int) -> int:
         """Number of samples in a window."""
         if self.even is not None:
             return min(self.even, self.total - window * self.even)
+        kept = self._slice
+        if kept is not None and kept.position[:2] == (epoch, window):
+            return kept.size
         return len(self.window(epoch, window))
 
     def count(self, epoch: int) -> int:
@@ -152,7 +200,8 @@ class Order(ABC):
         window = len(ends)
         planned = self._planned.get((epoch, window))
         count = self.count_window(epoch, window) if planned is None else len(planned)
-        ends.append((ends[-1] if ends else 0) + count)
+        # Not `append`: another thread may have counted the same window meanwhile.
+        ends[window : window + 1] = array("q", [count + (ends[window - 1] if window else 0)])
 
     def find(self, epoch: int, row: int) -> list[int]:
         """Numbers of the samples of an epoch that a row is part of."""
@@ -181,15 +230,23 @@ class Order(ABC):
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without cached windows, which each worker plans for itself."""
-        return self.__dict__ | {"_planned": OrderedDict(), "_ends": {}}
+        return self.__dict__ | {"_planned": OrderedDict(), "_ends": {}, "_slice": None}
 
     def _permutation(self, size: int, epoch: int, *what: int | str) -> Permutation | None:
         if not self.shuffle or not size:
             return None
+        last, asked = self._last_permutation, (size, epoch)
+        if not what and last is not None and last[0] == asked:
+            return last[1]
         key = derive_key(self.seed, self.name, epoch, *what)
-        if isinstance(self.shuffle, BlockShuffle) and not what:
-            return self.shuffle.permutation(size, self.table.tokens, key)
-        return Permutation(size, key)
+        if what:
+            return Permutation(size, key)
+        if isinstance(self.shuffle, BlockShuffle):
+            found: Permutation = self.shuffle.permutation(size, self.table.tokens, key)
+        else:
+            found = Permutation(size, key)
+        self._last_permutation = asked, found
+        return found
 
     def _shuffled(self, size: int, epoch: int, *what: int | str, low: int = 0, high: int | None = None) -> Ints:
         """Entries `low` to `high` of the shuffled numbers below `size`."""
@@ -238,7 +295,7 @@ class ArithmeticOrder(Order):
             if epoch == position.epoch and first <= low <= first + len(block):
                 if high <= first + len(block):
                     return block.slice(low - first, high - first)
-                size = min(4 * len(block), ROW_WINDOW)
+                size = min(max(4 * len(block), _LEAST_AHEAD), self._ahead)
         block = self.plan_range(position.epoch, low, min(max(low + size, high), self.total))
         self._block = position.epoch, low, block
         return block.slice(0, high - low)

@@ -65,6 +65,10 @@ class Samples:
         low, high = int(offsets[0]), int(offsets[-1])
         return Samples(offsets - low, self.rows[low:high], self.starts[low:high], self.lengths[low:high])
 
+    def copy(self) -> Samples:
+        """The same samples in arrays of their own: a slice keeps all that it is a view of."""
+        return Samples(self.offsets.copy(), self.rows.copy(), self.starts.copy(), self.lengths.copy(), self.single)
+
     def take(self, numbers: npt.ArrayLike) -> Samples:
         """Samples by number, in the order given."""
         wanted = np.asarray(numbers, np.int64)

@@ -8,8 +8,9 @@ from typing import Any
 import orjson
 import xxhash
 
-from penstock.errors import ConfigError, ResumeError
+from penstock.errors import ConfigError, PenstockError, ResumeError
 from penstock.files.states import StateFormat
+from penstock.order.compact_states import read_compact, write_compact
 from penstock.order.edits import edit_from_json, edits_digest
 from penstock.order.mixing import Drawn
 from penstock.order.plan import Plan
@@ -17,47 +18,105 @@ from penstock.order.positions import Position
 from penstock.order.sample_orders import OrderPosition
 
 STATE = StateFormat("plan", "a loader of prepared data")
+_MOST_PLANNED = 16
+"""Sources whose windows are planned to check a state."""
+_MOST_BYTES, _MOST_PLAIN = 4096, 256
+"""Larger states, and those of more sources, which would be larger, are written in less plain words."""
 _MOST_EDIT_BYTES = 2048
 """Edits that take more are left out of the state; they have to be made again before it is loaded."""
 
 
 def to_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """State of a position, the same on every rank; `more` are facts of the loader."""
+    plain = plain_state(plan, position, more)
+    if plain is not None:
+        return plain
+    compact, facts = write_compact(plan, position), _facts(plan, position, more)
+    return STATE.write({**facts, **(_plain_position(position) if compact is None else {"compact": compact})})
+
+
+def plain_state(plan: Plan, position: Position, more: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """State in plain words, which needs no rows of the plan; None if it is too large for them."""
+    if len(plan.names) > _MOST_PLAIN:
+        return None
+    plain = STATE.write({**_facts(plan, position, more), **_plain_position(position)})
+    return plain if len(orjson.dumps(plain)) < _MOST_BYTES else None
+
+
+def _facts(plan: Plan, position: Position, more: Mapping[str, Any] | None) -> dict[str, Any]:
     edits = [edit.to_json() for edit in plan.edits]
-    facts = {
+    return {
         "plan": plan.fingerprint,
         "parts": _parts(plan),
         "global_batch": plan.global_batch,
         "epoch": position.epoch,
         "step": position.step,
         "samples": position.samples,
+        "places": None,
+        "drawn": None,
+        "marks": None,
+        "edits": edits if len(orjson.dumps(edits)) <= _MOST_EDIT_BYTES else None,
+        "edits_digest": edits_digest(plan.edits),
+        **(more or {}),
+    }
+
+
+def _plain_position(position: Position) -> dict[str, Any]:
+    return {
         "places": [cursor.to_json() for cursor in position.cursors],
         "drawn": None if position.drawn is None else position.drawn.to_json(),
         "marks": [start.to_json() for start in position.epoch_starts],
-        "edits": edits if len(orjson.dumps(edits)) <= _MOST_EDIT_BYTES else None,
-        "edits_digest": edits_digest(plan.edits),
     }
-    return STATE.write({**facts, **(more or {})})
 
 
 def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = False) -> tuple[Plan, Position]:
     """Plan with the edits of a state, and the position of the state. A state of another plan is refused."""
     check_state(plan, state, new_batch_size=new_batch_size)
+    drawn: Drawn | None
     try:
-        cursors = tuple(map(_cursor, state["places"]))
-        drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
         numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
-        epoch_starts = tuple(map(_cursor, state["marks"]))
+        plan = _with_edits_of(plan, state, numbers["step"])
+        if (compact := state.get("compact")) is not None:
+            cursors, drawn, epoch_starts = read_compact(plan, compact, numbers["samples"])
+        else:
+            cursors, epoch_starts = (tuple(map(_cursor, state[name])) for name in ("places", "marks"))
+            drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
     except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, PenstockError):
+            raise
         raise _damaged(repr(error)) from error
-    plan = _with_edits_of(plan, state, numbers["step"])
     position = Position(cursors, drawn=drawn, epoch_starts=epoch_starts, **numbers)
-    _check_position(plan, position)
+    check_position(plan, position)
     return plan, position
 
 
-def _check_position(plan: Plan, position: Position) -> None:
-    """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next."""
+def position_facts(position: Position) -> dict[str, Any]:
+    """Position as plain values, the part of a state that changes from step to step."""
+    return {
+        "epoch": position.epoch,
+        "step": position.step,
+        "samples": position.samples,
+        **_plain_position(position),
+    }
+
+
+def read_position(facts: Mapping[str, Any]) -> Position:
+    """Position from the result of `position_facts`; `check_position` says whether a plan has it."""
+    try:
+        cursors = tuple(map(_cursor, facts["places"]))
+        drawn = None if facts["drawn"] is None else Drawn.from_json(facts["drawn"])
+        numbers = {name: _whole(facts[name]) for name in ("step", "epoch", "samples")}
+        epoch_starts = tuple(map(_cursor, facts["marks"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise _damaged(repr(error)) from error
+    return Position(cursors, drawn=drawn, epoch_starts=epoch_starts, **numbers)
+
+
+def check_position(plan: Plan, position: Position) -> None:
+    """Refuse what cannot be a position of the plan. Plans the windows of the cursors, which are needed next.
+
+    Of many sources only some are needed next: there, a cursor behind its window is refused when it is read.
+    """
     cursors, starts, drawn, count = position.cursors, position.epoch_starts, position.drawn, len(plan.sources)
     if len(cursors) != count or len(starts) != count:
         raise _damaged(f"it has {len(cursors)} places and {len(starts)} marks for {count} sources")
@@ -69,6 +128,8 @@ def _check_position(plan: Plan, position: Position) -> None:
             raise _damaged(f"window {cursor.window} of {source.name!r} does not exist; it has {windows}")
         if start.window >= windows or start.epoch > cursor.epoch:
             raise _damaged(f"the epoch of {source.name!r} begins after its cursor")
+        if count > _MOST_PLANNED and source.order.even is None:
+            continue
         if cursor.index and cursor.index >= (size := source.order.size_of(cursor.epoch, cursor.window)):
             raise _damaged(f"sample {cursor.index} of a window of {source.name!r} does not exist; it has {size}")
     if drawn is None and not 0 <= cursors[0].epoch - position.epoch <= 1:
@@ -147,8 +208,16 @@ def _with_edits_of(plan: Plan, state: Mapping[str, Any], step: int) -> Plan:
 
 
 def _parts(plan: Plan) -> dict[str, str]:
-    """Parts of a plan, each as a few letters, so that a refusal can name the part that differs."""
-    described = plan.describe()
+    """Parts of a plan, each as a few letters, so that a refusal can name the part that differs. Kept by the plan."""
+    if plan.parts is not None:
+        return plan.parts
+    parts = plan_parts(plan.describe())
+    object.__setattr__(plan, "parts", parts)
+    return parts
+
+
+def plan_parts(described: Mapping[str, Any]) -> dict[str, str]:
+    """Parts of a plan by its description, each as a few letters, so that a refusal can name the part that differs."""
     sources = described["sources"]
     facts = {
         "sources": [source["name"] for source in sources],

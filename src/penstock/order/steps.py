@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Protocol
 
 import numpy as np
@@ -21,12 +22,15 @@ from penstock.order.positions import (
     samples_left,
     take,
 )
-from penstock.order.sample_orders import OrderPosition
+from penstock.order.sample_orders import Order, OrderPosition
 from penstock.order.samples import Samples
 
 Ints = npt.NDArray[np.int64]
 STOPPING = ("first_exhausted", "all_exhausted", "all_exhausted_without_replacement", "never")
 _CHECKPOINT_STEPS = 64
+_LEAST_CHECKPOINTS = 16
+_MOST_CHECKPOINT_CURSORS = 1 << 20
+"""Cursors of all sources in all checkpoints of a mixture together."""
 
 
 class StepSequence(Protocol):
@@ -163,7 +167,13 @@ class MixedSteps:
         self.sources, self.mixture, self.size = sources, mixture, mixture.samples_per_step
         self.drop_last, self.stopping = drop_last, stopping
         self._checkpoints: dict[int, Position] = {}
+        self._checkpoint_steps = _CHECKPOINT_STEPS
         self._steps: dict[int, int] = {}
+        self._limited = stopping == "all_exhausted_without_replacement" or any(
+            source.max_epochs is not None for source in sources
+        )
+        for source in sources:
+            source.order.share_memory(len(sources))
 
     def start(self) -> Position:
         first = tuple(OrderPosition() for _ in self.sources)
@@ -181,7 +191,7 @@ class MixedSteps:
     def is_over(self, position: Position, count: int) -> bool:
         if self._has_passed(position):
             return True
-        if self._limits(position, count) is None:
+        if not self._limited:
             return False
         ids, _ = self._draw(position, count)
         return len(ids) < (count if self.drop_last else 1)
@@ -239,29 +249,56 @@ class MixedSteps:
         return here.step, int(np.flatnonzero(ids == which)[inside])
 
     def _draw(self, position: Position, count: int) -> tuple[Ints, Position]:
-        """Sources of the next samples; cursors are not moved."""
+        """Sources of the next samples; cursors are not moved.
+
+        Only sources that are drawn can end, so that what is left is looked up for those: of rows that are packed, that
+        may plan a window.
+        """
         assert position.drawn is not None
-        ids, drawn = self.mixture.draw(position.drawn, count, self._limits(position, count))
+        limits = self._limits_reached(position) if self._limited else None
+        known: set[int] = set()
+        while True:
+            ids, drawn = self.mixture.draw(position.drawn, count, limits)
+            fresh = set(np.unique(ids).tolist()) - known if limits is not None else None
+            if not fresh or limits is None:
+                break
+            found = {which: self._limit(which, position, count) for which in fresh}
+            if all(limit is None or limit > drawn.counts[which] for which, limit in found.items()):
+                break
+            known |= fresh
+            for which, limit in found.items():
+                limits[which] = limit
         return ids, position._replace(drawn=drawn, step=position.step + 1, samples=position.samples + len(ids))
 
-    def _limits(self, position: Position, count: int) -> list[int | None] | None:
-        """Most samples of each source in all, as far as the next `count` could reach them."""
+    def _limits_reached(self, position: Position) -> list[int | None]:
+        """Most samples of each source in all, for sources that have given them; None for the others."""
         assert position.drawn is not None
         limits: list[int | None] = []
         for source, cursor, used, start in zip(
             self.sources, position.cursors, position.drawn.counts, position.epoch_starts, strict=True
         ):
             last = self._last_epoch(source, start)
-            left = None if last is None else samples_left(source.order, cursor, last, count)
-            limits.append(None if left is None else used + left)
-        return limits if any(limit is not None for limit in limits) else None
+            ended = last is not None and cursor.epoch >= last
+            if last is not None and not ended and _may_drop(source.order):
+                ended = samples_left(source.order, cursor, last, 0) is not None  # the rest may be empty windows
+            limits.append(used if ended else None)
+        return limits
+
+    def _limit(self, which: int, position: Position, count: int) -> int | None:
+        """Most samples of a source in all, if the next `count` could reach them."""
+        assert position.drawn is not None
+        source, cursor = self.sources[which], position.cursors[which]
+        last = self._last_epoch(source, position.epoch_starts[which])
+        left = None if last is None else samples_left(source.order, cursor, last, count)
+        return None if left is None else position.drawn.counts[which] + left
 
     def _has_passed(self, position: Position) -> bool:
         """True if the sources were used as often as the stopping strategy asks for."""
         if self.stopping == "never" or not position.samples:
             return False
-        pairs = zip(position.cursors, position.epoch_starts)
-        passed = [cursor._replace(epoch=cursor.epoch - 1) >= start for cursor, start in pairs]
+        if _epochs(position.cursors) == _epochs(position.epoch_starts):
+            return False  # as nearly always
+        passed = [_has_passed(cursor, start) for cursor, start in zip(position.cursors, position.epoch_starts)]
         if self.stopping == "first_exhausted":
             return any(passed)
         # A source that gives nothing more is not waited for.
@@ -296,12 +333,21 @@ class MixedSteps:
         ids, following = self._draw(position, self.size)
         if len(ids) < (self.size if self.drop_last else 1):
             raise nothing_to_deliver(len(ids), self.size)
-        counts = np.bincount(ids, minlength=len(self.sources)).tolist()
-        cursors = tuple(advance(s.order, c, n) for s, c, n in zip(self.sources, position.cursors, counts))
-        following = following._replace(cursors=cursors)
-        if following.step % _CHECKPOINT_STEPS == 0:
+        cursors = list(position.cursors)
+        for number, count in _drawn(ids):
+            cursors[number] = advance(self.sources[number].order, cursors[number], count)
+        following = following._replace(cursors=tuple(cursors))
+        if following.step % self._checkpoint_steps == 0:
             self._checkpoints[following.step] = following
+            self._thin_out()
         return position, following
+
+    def _thin_out(self) -> None:
+        """Keep every other checkpoint, and make as few from now on, where they would take too much memory."""
+        if len(self._checkpoints) > max(_LEAST_CHECKPOINTS, _MOST_CHECKPOINT_CURSORS // len(self.sources)):
+            self._checkpoint_steps *= 2
+            kept = {step: at for step, at in self._checkpoints.items() if step % self._checkpoint_steps == 0}
+            self._checkpoints = kept
 
     def _count_steps(self, epoch: int) -> None:
         """Count the steps of all epochs up to this one."""
@@ -322,18 +368,40 @@ class MixedSteps:
             position = following
 
 
+def _epochs(cursors: Sequence[OrderPosition]) -> list[int]:
+    return list(map(itemgetter(0), cursors))
+
+
+def _has_passed(cursor: OrderPosition, start: OrderPosition) -> bool:
+    """True if a source was used once since a cursor."""
+    return (cursor.epoch - 1, *cursor[1:]) >= start
+
+
+def _may_drop(order: Order) -> bool:
+    """True if windows may have no samples."""
+    return order.truncation is not None and order.truncation.policy == "drop"
+
+
 def interleaved(
     ids: Ints, sources: Sequence[PlanSource], cursors: Sequence[OrderPosition]
 ) -> tuple[Samples, Ints, tuple[OrderPosition, ...]]:
     """Samples drawn from sources `ids`, the source of each part, and the cursors after them."""
-    counts = np.bincount(ids, minlength=len(sources)).tolist()
-    taken = [take(s.order, c, n, stay=False) for s, c, n in zip(sources, cursors, counts, strict=True)]
+    following, taken = list(cursors), []
+    for number, count in _drawn(ids):
+        some, following[number] = take(sources[number].order, cursors[number], count, stay=False)
+        taken.append(some)
     # The k-th sample drawn from a source is the k-th that was taken from it.
     order = np.empty(len(ids), np.int64)
     order[np.argsort(ids, kind="stable")] = np.arange(len(ids))
-    samples = Samples.concat([some for some, _ in taken]).take(order)
+    samples = Samples.concat(taken).take(order)
     part_sources = np.repeat(ids.astype(np.int64), np.diff(samples.offsets))
-    return samples, part_sources, tuple(cursor for _, cursor in taken)
+    return samples, part_sources, tuple(following)
+
+
+def _drawn(ids: Ints) -> Iterator[tuple[int, int]]:
+    """Sources that are drawn, and how often each is; not those of a large mixture that are not."""
+    numbers, counts = np.unique(ids, return_counts=True)
+    return zip(numbers.tolist(), counts.tolist())
 
 
 def next_epoch(position: Position) -> Position:

@@ -49,6 +49,10 @@ class Parcel:
     counts: tuple[tuple[dict[str, int], dict[str, int]], ...] = ()
     """Rows left out, and rows changed but kept, by reason; one pair for each transform that has any."""
     error: BaseException | None = None
+    later_error: Exception | None = None
+    """Error of the row after those of the batch: an earlier row may still fail in a transform that needs order."""
+    rows: tuple[int, ...] | None = None
+    """Row numbers of the batch's rows, if rejected rows left gaps and no transform has had it yet."""
     transform_states: dict[str, State] | None = None
     rows_made: int = 0
     """Rows of the batch when it became due."""

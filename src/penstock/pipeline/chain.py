@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import SchemaError
 from penstock.pipeline.metrics import StageMetrics
-from penstock.pipeline.stages import Origin, Stateful, Transform
+from penstock.pipeline.stages import FirstOfKey, Origin, Stateful, Transform
 
 Counts = tuple[dict[str, int], dict[str, int]]
 """Rows left out, and rows changed but kept, each by reason."""
@@ -150,6 +150,7 @@ class Chain:
                 self.restore(before)
                 if stop - start == 1:
                     failures.append(Failure(start, stage_name(self.transforms[step.index]), step.error))
+                    self._remember_keys(part, step.index)
                 else:
                     middle = (start + stop) // 2
                     todo += [(middle, stop), (start, middle)]
@@ -163,6 +164,21 @@ class Chain:
             total.nbytes = total.batch.nbytes
             total.widest += total.nbytes
         return total
+
+    def _remember_keys(self, row: pa.RecordBatch, index: int) -> None:
+        """Have the stages before the one that refused a row know its keys: which rows are copies of an earlier one does
+        not depend on what comes after."""
+        before = self.transforms[:index]
+        if not any(isinstance(transform, FirstOfKey) for transform in before):
+            return
+        for _, counting in self._counting:
+            counting.begin_attempt()
+        for transform in before:
+            if isinstance(transform, Stateful) and not isinstance(transform, FirstOfKey):
+                break  # it has not had this row
+            row = transform.transform(row)
+        for _, counting in self._counting:
+            counting.undo_attempt()
 
     @property
     def output_schema(self) -> pa.Schema | None:

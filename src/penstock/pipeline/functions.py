@@ -143,13 +143,15 @@ class RowSchema:
     def __init__(self, given: pa.Schema | None) -> None:
         self._given = given
         self.known: pa.Schema | None = given
+        self._fixed: pa.Schema | None = None
 
     def reset(self) -> None:
-        self.known = self._given
+        self.known = self._given if self._given is not None else self._fixed
 
-    def fix(self, schema: pa.Schema) -> None:
-        """Take columns that were learned elsewhere as given."""
-        self.known = self._given = schema
+    def fix(self, schema: pa.Schema | None) -> None:
+        """Columns that were learned elsewhere, which stay after `reset`; None lets them be learned again."""
+        self._fixed = schema
+        self.reset()
 
     def describe(self) -> str:
         """The columns that were given: what is learned follows from the rows."""
@@ -229,7 +231,7 @@ class FunctionStage(Transform):
     def set_output_schema(self, schema: pa.Schema | None) -> None:
         self._rows.known = schema
 
-    def fix_output_schema(self, schema: pa.Schema) -> None:
+    def fix_output_schema(self, schema: pa.Schema | None) -> None:
         """The columns that another process has learned from the first rows of the input, for this one's rows too."""
         self._rows.fix(schema)
 

@@ -187,9 +187,10 @@ def _release(charge: Reservation, done: Future[Any]) -> None:
 class ReadAhead(Generic[Item]):
     """An iterator run by a thread of its own, up to `most` items ahead of its consumer.
 
-    What waits is charged to `budget`, by its `size`. An exception comes in its place in the order. `stop` tells the
-    thread to end, once the item that is in work is done; `close` also waits for that. Forgotten without either, it is
-    stopped: garbage collection must not wait for a thread.
+    What waits is charged to `budget`, by its `size`; with `always_one`, an item that nothing waits before is charged
+    without waiting for room. An exception comes in its place in the order. `stop` tells the thread to end, once the
+    item that is in work is done; `close` also waits for that. Forgotten without either, it is stopped: garbage
+    collection must not wait for a thread.
     """
 
     def __init__(
@@ -199,8 +200,9 @@ class ReadAhead(Generic[Item]):
         *,
         budget: MemoryBudget | None = None,
         size: Callable[[Item], int] | None = None,
+        always_one: bool = False,
     ) -> None:
-        self._line: _Line[Item] = _Line(most, budget, size)
+        self._line: _Line[Item] = _Line(most, budget, size, always_one=always_one)
         # The thread knows the line, not this object, so that an unused object is not kept alive.
         self._thread = threading.Thread(target=self._line.fill, args=(items,), name="penstock-ahead", daemon=True)
         self._thread.start()
@@ -212,6 +214,10 @@ class ReadAhead(Generic[Item]):
     def __next__(self) -> Item:
         check_process(self._process, "this loop")
         return self._line.take()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long for the next item, or the end; True if `next` does not have to wait."""
+        return self._line.wait(seconds)
 
     def stop(self) -> None:
         if os.getpid() == self._process:  # a fork has no thread to stop, and maybe the lock that it held
@@ -232,8 +238,10 @@ class ReadAhead(Generic[Item]):
 class _Line(Generic[Item]):
     """Queue between the thread that makes items and the one that takes them."""
 
-    def __init__(self, most: int, budget: MemoryBudget | None, size: Callable[[Item], int] | None) -> None:
-        self._most, self._budget, self._size = most, budget, size
+    def __init__(
+        self, most: int, budget: MemoryBudget | None, size: Callable[[Item], int] | None, *, always_one: bool
+    ) -> None:
+        self._most, self._budget, self._size, self._always_one = most, budget, size, always_one
         self._ready: deque[tuple[Item, Reservation | None]] = deque()
         self._changed = threading.Condition()
         self._stopped = self._done = False
@@ -275,6 +283,10 @@ class _Line(Generic[Item]):
             raise error
         raise StopIteration
 
+    def wait(self, seconds: float) -> bool:
+        with self._changed:
+            return bool(self._changed.wait_for(lambda: self._ready or self._done or self._stopped, seconds))
+
     def stop(self) -> None:
         with self._changed:
             self._stopped = True
@@ -289,6 +301,8 @@ class _Line(Generic[Item]):
             return None
         needed = self._size(item)
         while not self._stopped:
+            if self._always_one and not self._ready:
+                return self._budget.charge(needed, "prefetch", by=self)
             with suppress(StalledError):
                 return self._budget.reserve(needed, "prefetch", timeout_seconds=_LOOK_UP_SECONDS, by=self)
         return None

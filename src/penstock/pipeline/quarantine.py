@@ -36,6 +36,7 @@ class BadRows:
         self.shown = self._copy.shown if self._copy is not None else str(path)
         self.counts: Counter[str] = Counter()
         self._last: Rejected | None = None
+        self._last_line: bytes | None = None
         self._file: BinaryIO | None = None
         self._lock: FileLock | ObjectLock | None = None
         if self._copy is not None:
@@ -52,22 +53,31 @@ class BadRows:
             self._last = row
             if self.path is not None:
                 self._write(row)
+            self._check_number(self.counts.total())
         if rejected:
-            self._check(rows_read, rows_read >= _RATIO_FROM_ROW)
+            self._check_ratio(rows_read, rows_read >= _RATIO_FROM_ROW)
 
-    def take(self, lines: Iterable[bytes], counts: Mapping[str, int]) -> None:
-        """Rows that another process has written and counted."""
+    def take(self, lines: Iterable[bytes], counts: Mapping[str, int], rows_read: int) -> None:
+        """Rows that another process has written and counted; too many raise as in `add`."""
+        number = self.counts.total()
         self.counts.update(counts)
         for line in lines:
-            if self._file is None:
-                self._open(0)
-            assert self._file is not None
-            with naming(str(self.path)):
-                self._length += self._file.write(line)
+            number += 1
+            self._last_line = line
+            if self.path is not None:
+                if self._file is None:
+                    self._open(0)
+                assert self._file is not None
+                with naming(str(self.path)):
+                    self._length += self._file.write(line)
+            self._check_number(number)
+        self._check_number(self.counts.total())
+        if counts:
+            self._check_ratio(rows_read, rows_read >= _RATIO_FROM_ROW)
 
     def finish(self, rows_read: int) -> None:
         """The end of the run: the share of bad rows is checked for any number of rows."""
-        self._check(rows_read, True)
+        self._check_ratio(rows_read, True)
         self.sync()
 
     def mark(self) -> State:
@@ -114,10 +124,13 @@ class BadRows:
             if self._copy is not None:
                 self._copy.file.unlink(missing_ok=True)
 
-    def _check(self, rows_read: int, look_at_ratio: bool) -> None:
-        bad, most, ratio = self.counts.total(), self._config.max_failures, self._config.max_failure_ratio
+    def _check_number(self, bad: int) -> None:
+        most = self._config.max_failures
         if most is not None and bad > most:
             raise FailureBudgetError(f"{bad} bad rows, more than max_failures={most}; {self._example()}")
+
+    def _check_ratio(self, rows_read: int, look_at_ratio: bool) -> None:
+        bad, ratio = self.counts.total(), self._config.max_failure_ratio
         if ratio is not None and look_at_ratio and rows_read and bad > ratio * rows_read:
             raise FailureBudgetError(
                 f"{bad} of {rows_read} rows are bad, more than max_failure_ratio={ratio}; {self._example()}"
@@ -125,6 +138,9 @@ class BadRows:
 
     def _example(self) -> str:
         row = self._last
+        if row is None and self._last_line is not None:
+            facts = orjson.loads(self._last_line)
+            return f"the last: {facts['file'] or '?'}, row {facts['row']}: {facts['reason']}"
         return f"the last: {row.file or '?'}, row {row.row}: {row.reason}" if row else "none in this run"
 
     def _write(self, row: Rejected) -> None:

@@ -14,7 +14,17 @@ from penstock.pipeline.chain import BrokenStageError, Chain, Failure, Inferring,
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import StageMetrics
 from penstock.pipeline.processes import ProcessChain, RemoteError
-from penstock.pipeline.stages import Block, Decoded, Expanding, Finishing, Rejected, State, Stateful
+from penstock.pipeline.stages import (
+    Block,
+    Decoded,
+    Expanding,
+    Finishing,
+    FirstOfKey,
+    Origin,
+    Rejected,
+    State,
+    Stateful,
+)
 
 _FIRST_PART, _PART = 256, 32
 """Rows to begin with, and the share of the budget for what is made of a part."""
@@ -132,6 +142,7 @@ class Workers:
         raw = parcel.size
         decoded = self._decode(parcel)
         size = parcel.size  # of the decoded batch
+        parcel.rows = decoded.rows if self._split == 0 else None
         widest = 0
         for rows in self._parts(decoded):
             if parcel.batch is not None:
@@ -183,19 +194,24 @@ class Workers:
         context.decoding.done(since, rows=(parcel.rows_in, rows), nbytes=(payload.nbytes, parcel.size))
         if decoded.rejected and context.config.on_error == "raise":
             bad = decoded.rejected[0]
-            raise DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
+            parcel.later_error = DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
+            return _rows_before(decoded, bad, parcel.origin)
         parcel.rejected += decoded.rejected
         return decoded
 
     def _in_order(self, parcel: Parcel) -> Parcel:
-        if not self._serial.transforms or parcel.error is not None:
+        if parcel.error is not None:
+            return parcel
+        if not self._serial.transforms:
+            parcel.error = parcel.later_error
             return parcel
         try:
             if parcel.batch is not None:
-                _fill(parcel, self._run(parcel, self._serial, Decoded(parcel.batch), parcel.size))
+                _fill(parcel, self._run(parcel, self._serial, Decoded(parcel.batch, rows=parcel.rows), parcel.size))
                 parcel.reservation.resize(parcel.size)
                 self._count_rows(parcel)
             parcel.transform_states = self._serial_states()
+            parcel.error = parcel.later_error
         except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
             parcel.error = error
         return parcel
@@ -216,11 +232,19 @@ class Workers:
         blamed = broken or (ran.failures[0] if raising and ran.failures else None)
         if blamed is not None:
             bad = self._rejected(parcel, decoded, blamed)
-            raise StageError(
+            failure = StageError(
                 bad.reason, stage=bad.stage, file=bad.file or "the input", row=bad.row, offset=bad.offset
-            ) from blamed.error
+            )
+            failure.__cause__ = blamed.error
+            if parcel.payload is None or not self._serial.transforms:
+                raise failure
+            parcel.later_error = failure
+            return ran  # the rows before it
         # None, if it did not happen again row by row: then nothing is lost.
         parcel.rejected += tuple(self._rejected(parcel, decoded, failure) for failure in ran.failures)
+        if parcel.payload is not None:
+            # In the order of the rows, so that the order does not depend on how many of them a parcel has.
+            parcel.rejected = tuple(sorted(parcel.rejected, key=lambda one: -1 if one.row is None else one.row))
         return ran
 
     def _rejected(self, parcel: Parcel, decoded: Decoded, failure: Failure) -> Rejected:
@@ -228,7 +252,7 @@ class Workers:
         if isinstance(parcel.payload, Block) and self._context.blocks is not None:
             row = decoded.rows[failure.row] if decoded.rows is not None else failure.row
             offset = self._context.blocks.offset_of(parcel.payload, row)
-        elif parcel.payload is not None or (self._split == 0 and decoded.batch.num_rows == parcel.rows_in):
+        elif parcel.payload is not None or (self._split == 0 and parcel.number >= 0):
             row = (
                 decoded.rows[failure.row] if decoded.rows is not None else failure.row
             )  # after stages that may drop rows, the row number is not known any more
@@ -239,8 +263,15 @@ class Workers:
             stage=failure.stage,
             kind=failure.error.kind if isinstance(failure.error, RemoteError) else type(failure.error).__name__,
             reason=str(failure.error) if isinstance(failure.error, RemoteError) else _told(failure.error),
-            data=decoded.batch.slice(failure.row, 1).to_pylist()[0],
+            data=self._without_keys(decoded.batch.slice(failure.row, 1)).to_pylist()[0],
         )
+
+    def _without_keys(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Rows without what the parallel part has added for stages that need order."""
+        for transform in self._serial.transforms:
+            if isinstance(transform, FirstOfKey):
+                batch = transform.without_keys(batch)
+        return batch
 
     def _serial_states(self) -> dict[str, State]:
         return {
@@ -248,6 +279,16 @@ class Workers:
             for i, t in enumerate(self._serial.transforms)
             if isinstance(t, Stateful)
         }
+
+
+def _rows_before(decoded: Decoded, bad: Rejected, origin: Origin | None) -> Decoded:
+    """The rows of a block before a rejected one."""
+    if bad.row is None or origin is None:
+        return Decoded(decoded.batch.slice(0, 0), rows=())
+    count = bad.row - origin.row
+    if decoded.rows is not None:
+        count = sum(row < count for row in decoded.rows)
+    return Decoded(decoded.batch.slice(0, count), rows=None if decoded.rows is None else decoded.rows[:count])
 
 
 def _told(error: Exception) -> str:

@@ -27,6 +27,7 @@ AllMasked: TypeAlias = Literal["error", "drop", "keep"]
 NOT_FOR_ROLLOUTS = {
     "max_tokens": "split batches with micro_batch_tokens=",
     "sharding": "rollouts are balanced over ranks by length",
+    "context": "advantages and masks are by token of whole sequences; slice them in the trainer",
     "padding_side": "prompts are padded on the left and responses on the right",
     "cache_dir": "rollouts are not cached",
     "cache": "rollouts are not cached",

@@ -15,10 +15,12 @@ the run in it one whose checkpoint is older.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, ClassVar, Protocol
 
@@ -50,6 +52,13 @@ class Writer(Protocol):
         ...
 
     def held_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Name of an output that is written elsewhere."""
+
+    shown: str
 
 
 class FileSink(Sink):
@@ -91,6 +100,34 @@ class FileSink(Sink):
         for segment in segments:
             with open(segment, "rb") as piece:
                 shutil.copyfileobj(piece, target, 1 << 20)
+
+    # -- text that tasks of a job write ------------------------------------------------------------------------------
+
+    @property
+    def takes_parts(self) -> bool:
+        """True if the one file may be laid together of parts that others have written with `part_writer`."""
+        return False
+
+    def encoder(self) -> FileSink:
+        """A copy for other processes, which makes parts and nothing else."""
+        made = copy.copy(self)
+        made.__dict__["_output"] = _Shown(self._output.shown)
+        return made
+
+    def part_writer(self, file: BinaryIO, schema: pa.Schema) -> Writer:
+        """Writer of rows that are not the first of the file."""
+        with self._refusing():
+            return self._new_writer(file, schema, first=False)
+
+    def take_part(self, path: Path | None, schema: pa.Schema) -> None:
+        """Rows of a part, after those so far; the first call, which may have none, defines the columns."""
+        if self._writer is None:
+            self._schema = schema
+            self._begin()
+        assert self._file is not None
+        if path is not None:
+            with self._refusing(), open(path, "rb") as piece:
+                shutil.copyfileobj(piece, self._file.file, 1 << 20)
 
     # -- a sink ------------------------------------------------------------------------------------------------------
 

@@ -38,12 +38,15 @@ from penstock.pipeline.stages import Sink
 from penstock.plugins import formats
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.file_sink import FileSink, Writer
+from penstock.sinks.row_groups import RowGroups, joined
 from penstock.sinks.services import open_service
 from penstock.types import to_rows
 
 _MOST_GROUPS = 8
 """Row groups that are encoded at once; one thread compresses 200 to 400 MB a second."""
 _LONG_BYTES = 1 << 20
+_BATCH_BYTES = 1 << 20
+"""Size of a record batch in an Arrow file."""
 _THIN = 4
 """Batches that become one, if their columns take more memory than the data in them."""
 _COMPRESSIONS = ("zstd", "snappy", "gzip", "lz4", "brotli", "none")
@@ -163,6 +166,7 @@ class _ParquetWriter:
         self._file, self._schema = file, schema
         self._compression, self._level, self._dictionary = compression, level, dictionary
         self._row_group_bytes, self._at_once = row_group_bytes, groups_at_once
+        self._groups = RowGroups(row_group_bytes)
         self._pending: list[pa.RecordBatch] = []
         self._held = 0
         """Bytes of the rows that are not encoded yet."""
@@ -178,14 +182,13 @@ class _ParquetWriter:
         self._segments: list[Segment] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        nbytes = batch.nbytes
-        if self._pending and nbytes > self._row_group_bytes + _LONG_BYTES * batch.num_rows:
-            self._encode_group()  # what is longer than a row group by itself goes alone
-        self._pending.append(batch)
-        self._merged.append(0)
-        self._held += nbytes
-        if self._held >= self._row_group_bytes:
-            self._encode_group()
+        for part, nbytes, ends in self._groups.cut(batch):
+            if part.num_rows:
+                self._pending.append(part)
+                self._merged.append(0)
+                self._held += nbytes
+            if ends and self._pending:
+                self._encode_group()
         while len(self._merged) >= _THIN and self._merged[-_THIN] == self._merged[-1] and self._are_thin():
             self._pending[-_THIN:] = [pa.concat_batches(self._pending[-_THIN:])]
             self._merged[-_THIN:] = [self._merged[-1] + 1]
@@ -213,7 +216,9 @@ class _ParquetWriter:
         return self._held + columns + sum(nbytes for _, nbytes in self._encoding)
 
     def _encode_group(self) -> None:
-        table = pa.Table.from_batches(self._pending, self._schema)
+        rows = joined(self._pending) if self._pending else None  # pages would tell where a batch began
+        self._pending = []
+        table = pa.Table.from_batches([] if rows is None else [rows], self._schema)
         if self._options is None:
             self._options = {
                 "compression": self._compression,
@@ -266,15 +271,31 @@ class _ArrowWriter:
         options = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
         self._file = HashedFile(file)
         self._writer = pa.ipc.new_file(self._file, schema, options=options)
+        self._groups = RowGroups(_BATCH_BYTES)
+        self._pending: list[pa.RecordBatch] = []
+        self._held = 0
         self._known: dict[int, pa.Array] = {}
         """For each column with a dictionary, an empty array with all the values so far."""
 
     def write(self, batch: pa.RecordBatch) -> None:
+        for part, nbytes, ends in self._groups.cut(batch):
+            if part.num_rows:
+                self._pending.append(part)
+                self._held += nbytes
+            if ends:
+                self._write_pending()
+
+    def _write_pending(self) -> None:
+        if not self._pending:
+            return
+        batch = joined(self._pending, plain=True)
+        self._pending, self._held = [], 0
         columns = [self._grown(i, column) for i, column in enumerate(batch.columns)]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=batch.schema))
         self._file.cut()
 
     def close(self) -> None:
+        self._write_pending()
         self._file.hold()
         self._writer.close()
         self._file.finish(ARROW_TAIL)
@@ -284,7 +305,7 @@ class _ArrowWriter:
             self.close()
 
     def held_bytes(self) -> int:
-        return sum(column.dictionary.nbytes for column in self._known.values())
+        return self._held + sum(int(column.dictionary.nbytes) for column in self._known.values())
 
     def _grown(self, index: int, column: pa.Array) -> pa.Array:
         """A file has one dictionary for each column, which may only grow: new values go after the known ones."""
@@ -341,6 +362,10 @@ class JsonlSink(FileSink):
         refuse_binary(schema, "write Parquet")
         return _JsonlWriter(file, schema, split_suffix(self._name)[1], self._level)
 
+    @property
+    def takes_parts(self) -> bool:
+        return not self._is_directory and not split_suffix(self._name)[1]
+
 
 def refuse_binary(schema: pa.Schema, instead: str) -> None:
     """Refuse columns that JSON cannot hold."""
@@ -391,6 +416,10 @@ class CsvSink(FileSink):
                 f"CSV cannot hold the nested or binary columns {nested}; drop them, or write JSON Lines or Parquet"
             )
         return _CsvWriter(file, schema, split_suffix(self._name)[1], self._level, self._delimiter, header=first)
+
+    @property
+    def takes_parts(self) -> bool:
+        return not self._is_directory and not split_suffix(self._name)[1]
 
 
 _ROWS_AT_ONCE = 4096

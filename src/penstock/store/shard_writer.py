@@ -318,6 +318,19 @@ def row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
     return total
 
 
+def any_row_bytes(batch: pa.RecordBatch) -> npt.NDArray[np.int64]:
+    """Bytes of each row, for columns of any type: of categories, those of the numbers that stand for them."""
+    total = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        if pa.types.is_dictionary(column.type):
+            total += column.type.index_type.bit_width // 8
+        elif _odd(column.type) is None:
+            total += _sizes(column)
+        elif batch.num_rows:
+            total += column.nbytes // batch.num_rows
+    return total
+
+
 def plain_schema(schema: pa.Schema) -> pa.Schema:
     """The schema as it is stored: dictionaries as the values they stand for, without metadata but that of columns."""
     fields = []

@@ -55,6 +55,7 @@ STUB = '''"""Keywords of `Options` for type checkers. Generated: see tests/unit/
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from penstock.batching.context import Slicing
 from penstock.batching.options import Output, Padding, RawRows, Shard
 from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -13,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chat_corpus import loaded, rendered_by_transformers, tokenizer_for
+from chat_corpus import in_use, rendered_by_transformers, tokenizer_for
 from corpus_files import templates, tokenizer_dir
+from penstock.chat import sandbox
+from penstock.chat.compile import tracer
 from penstock.chat.format_chat import FormatChat, RowProblem
 from penstock.chat.templates import BUILT_IN, load_template
 from penstock.errors import ConfigError
@@ -49,10 +52,16 @@ def _corpus(caplog: pytest.LogCaptureFixture) -> None:
     templates()
 
 
-@cache
-def in_use(name: str) -> tuple[FormatChat | None, dict[str, Any]]:
-    source = SOURCES[name]
-    return loaded(tokenizer_for(source))
+@pytest.fixture(autouse=True, scope="module")
+def _compiled_once() -> Iterator[None]:
+    """The caches of compiled templates have room for all of these."""
+    from transformers.utils import chat_template_utils
+
+    caches = [(sandbox, "compiled"), (tracer, "tracer"), (chat_template_utils, "_compile_jinja_template")]
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in caches:
+            patch.setattr(module, name, cache(getattr(module, name).__wrapped__))
+        yield
 
 
 # -- conversations whose every part has words of its own ------------------------------------------------------------
@@ -193,7 +202,7 @@ def check(format_chat: FormatChat, source: str, row: dict[str, Any], way: dict[s
 
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_and_masks_of_real_templates_are_those_of_the_reference(name: str) -> None:
-    format_chat, way = in_use(name)
+    format_chat, way = in_use(SOURCES[name])
     if format_chat is None:
         pytest.skip(f"{name} is refused when loaded; another test counts those")
     transform, source = format_chat, SOURCES[name]
@@ -221,7 +230,7 @@ def built_in(name: str) -> FormatChat:
 
 
 def test_templates_of_llama_cpp_load_but_for_few() -> None:
-    refused = [name for name in LLAMA_CPP if in_use(name)[0] is None]
+    refused = [name for name in LLAMA_CPP if in_use(SOURCES[name])[0] is None]
     assert len(LLAMA_CPP) >= 68
     assert len(refused) <= 6, refused
 
@@ -239,7 +248,7 @@ def test_real_templates_take_what_they_should() -> None:
     ]
     taken = {"plain": 0, "tools": 0}
     for name in NAMES:
-        format_chat, way = in_use(name)
+        format_chat, way = in_use(SOURCES[name])
         if format_chat is not None:
             taken["plain"] += check(format_chat, SOURCES[name], {**plain, "tools": None}, way)
             taken["tools"] += check(format_chat, SOURCES[name], {"messages": called, "tools": TOOLS}, way)
@@ -259,10 +268,10 @@ def test_masks_are_those_of_the_training_templates_that_trl_writes(family: str) 
     stock, training = SOURCES.get(f"trl/{family}.jinja"), SOURCES.get(f"trl/{family}_training.jinja")
     if stock is None or training is None:
         pytest.skip(f"this version of TRL has no training template for {family}")
-    tokenizer = tokenizer_for(stock)
-    format_chat, way = loaded(tokenizer)
+    format_chat, way = in_use(stock)
     if format_chat is None:
         pytest.skip(f"{family} is refused when loaded")
+    tokenizer = format_chat.tokenizer
     messages = [{"role": role, "content": f"{role} says {n}"} for n, role in enumerate(("user", "assistant"))]
     names = {token: text for text, token in tokenizer.special.named.items()}
     special = {"bos_token": names.get(tokenizer.special.bos, ""), "eos_token": names[tokenizer.special.eos]}

@@ -7,12 +7,13 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import count, pairwise
+from typing import Any
 
 import jinja2
 import pytest
 
-from chat_corpus import loaded, tokenizer_for
+import chat_corpus
 from corpus_files import templates
 from penstock.chat.messages import Conversation
 from penstock.chat.problems import RenderError, RowProblem
@@ -61,10 +62,25 @@ KNOWN = sorted(set(re.findall(r"quokka[a-z]+", f"{TOOLS}{CHAT}{PROBES}")), key=l
 WORD = re.compile("|".join(KNOWN))
 
 
-def mutants(source: str) -> Iterator[tuple[str, str]]:
-    """The template with one of its outputs changed, and what was done to it."""
+def outputs_written(source: str, renderer: Renderer, probes: list[Conversation], told: list[Any]) -> set[int]:
+    """Numbers of the outputs that some probe gets to; all, if a number behind each output changes what is said."""
+    numbers = count()
+    numbered = OUTPUT.sub(lambda output: f"{output[0]}\u27e6{next(numbers)}\u27e7", source)
+    try:
+        texts = [replace(renderer, template=TemplateSource("numbered", numbered)).text(probe) for probe in probes]
+    except (jinja2.TemplateError, RenderError):
+        texts = []
+    if [WORD.findall(text) for text in texts] != told:
+        return set(range(next(numbers)))
+    return {int(number) for text in texts for number in re.findall("\u27e6(\\d+)\u27e7", text)}
+
+
+def mutants(source: str, written: set[int]) -> Iterator[tuple[str, str]]:
+    """The template with one of its outputs changed, and what was done to it; others say what they said."""
     found = list(OUTPUT.finditer(source))
-    for match in found:
+    for number, match in enumerate(found):
+        if number not in written:
+            continue
         expression = match[0].strip("{}").strip("-").strip()
         if LITERAL.fullmatch(expression):
             continue
@@ -73,7 +89,9 @@ def mutants(source: str) -> Iterator[tuple[str, str]]:
         yield "repeated", before + match[0] + match[0] + behind
         yield "cut off", f"{before}{{{{- (({expression}) ~ '')[:-4] -}}}}{behind}"
         yield "begun late", f"{before}{{{{- (({expression}) ~ '')[4:] -}}}}{behind}"
-    for one, other in pairwise(found):
+    for number, (one, other) in enumerate(pairwise(found)):
+        if not {number, number + 1} & written:
+            continue
         between = source[one.end() : other.start()]
         if len(between) < 200 and not all(LITERAL.fullmatch(output[0]) for output in (one, other)):
             yield "reordered", source[: one.start()] + other[0] + between + one[0] + source[other.end() :]
@@ -102,7 +120,7 @@ def in_use(part: int) -> Iterator[tuple[str, str, Renderer, list[Conversation]]]
     """Templates, each with the probes that it takes as it is; short ones first, which compile fast."""
     collected = [(len(source), name, source) for name, source in templates().items() if name.startswith("llama.cpp/")]
     for _, name, source in sorted(collected)[part::PARTS]:
-        format_chat, _ = loaded(tokenizer_for(source))
+        format_chat, _ = chat_corpus.in_use(source)
         if format_chat is None or format_chat.template.program.captures:
             continue
         renderer = format_chat._renderer
@@ -128,7 +146,7 @@ def test_every_mutant_that_spoils_a_row_is_refused(part: int, caplog: pytest.Log
         if sum(killed.values()) > MOST:
             break
         told = [words_of(renderer, probe) for probe in probes]
-        for kind, changed in mutants(source):
+        for kind, changed in mutants(source, outputs_written(source, renderer, probes, told)):
             try:
                 mutant = replace(renderer, template=TemplateSource("a mutant", changed))
                 assert mutant.template.program

@@ -91,6 +91,13 @@ def test_plan_tells_a_machine_what_the_loader_does(penstock: Call, chats: str) -
     assert facts["plan"] == loader.plan.fingerprint
 
 
+def test_commands_show_the_data_ranks_of_a_mesh_and_whole_sequences(penstock: Call, chats: str) -> None:
+    mesh = ["--set", "world_size=null", "--set", "dp=2", "--set", "cp=2", "--set", "context=zigzag"]
+    assert re.search(r"global batch +4 +samples, 2 for each of 2 ranks", said(penstock("plan", chats, *mesh)))
+    assert said(penstock("show", chats, "--step", "2", *mesh)) == said(penstock("show", chats, "--step", "2"))
+    assert "byte for byte" in said(penstock("verify-resume", chats, "--steps", "4", "--stops", "1", *mesh))
+
+
 def test_plan_of_a_mixture_has_a_line_for_each_source(penstock: Call, mixture: str) -> None:
     table = said(penstock("plan", mixture))
     assert re.search(r"source +epochs +samples +tokens +share +rows\n", table)

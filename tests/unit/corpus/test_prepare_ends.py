@@ -83,7 +83,6 @@ def tree(home: Path) -> dict[str, bytes | None]:
 @pytest.fixture
 def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The only two things in a store that differ from run to run: its time, and the name of the run."""
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
     monkeypatch.setattr(secrets, "token_hex", lambda count: "ab" * count)
     monkeypatch.setattr(time, "strftime", lambda *_: "2025-01-01T00:00:00Z")
 

@@ -23,11 +23,6 @@ from penstock.files.locks import FileLock
 from penstock.files.remote import path_of
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 @pytest.fixture
 def registry(tmp_path: Path) -> DatasetRegistry:
     return DatasetRegistry(tmp_path / "registry")

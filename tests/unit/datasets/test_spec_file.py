@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from pathlib import Path
 
@@ -16,11 +15,6 @@ from penstock.datasets.metadata import CompetitionMetadata
 from penstock.datasets.sample_data import make_titanic
 from penstock.datasets.spec_file import SPEC_FILE, check_files, read_spec, write_spec
 from penstock.errors import ConfigError, DataError, SchemaError
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ import pytest
 
 from penstock.files.atomic import AtomicFile, remove_leftovers, sync_directory, write_atomic
 
+pytestmark = pytest.mark.usefixtures("real_disk")
+
 
 def names(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())

@@ -23,11 +23,6 @@ from penstock.files.cache import CacheBackend, DiskCache, default_cache_director
 from penstock.files.locks import FileLock
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda handle: None)
-
-
 @pytest.fixture
 def cache(tmp_path: Path) -> DiskCache:
     return DiskCache(tmp_path / "cache", 1000)

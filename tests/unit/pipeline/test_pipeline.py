@@ -311,15 +311,15 @@ def test_quarantine_writes_the_row_its_place_and_the_reason(tmp_path: Path) -> N
         JsonlSource(path), [Map(divide)], sink, PipelineConfig(on_error="quarantine", quarantine=bad)
     ).run()
     written = [json.loads(line) for line in bad.read_text().splitlines()]
-    assert [entry["row"] for entry in written] == [7, 0, 10]
+    assert [entry["row"] for entry in written] == [0, 7, 10]
     for entry in written:
         data = path.read_bytes()[entry["offset"] :].split(b"\n")[0]
         assert data == lines[entry["row"]]
         assert entry["file"] == str(path)
-    assert written[0]["raw"] == '{"id": 7'
-    assert "not valid JSON" in written[0]["reason"]
-    assert written[1]["data"] == {"id": 0}
-    assert written[1]["reason"].startswith("ZeroDivisionError")
+    assert written[1]["raw"] == '{"id": 7'
+    assert "not valid JSON" in written[1]["reason"]
+    assert written[0]["data"] == {"id": 0}
+    assert written[0]["reason"].startswith("ZeroDivisionError")
     assert report.quarantined == {"reading JSON Lines: invalid JSON": 1, "Map(divide): ZeroDivisionError": 2}
     assert [row["id"] for row in sink.rows()] == [i for i in range(20) if i % 10 and i != 7]
 

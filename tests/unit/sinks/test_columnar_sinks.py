@@ -63,7 +63,7 @@ def test_the_bytes_do_not_depend_on_the_number_of_row_groups_encoded_at_once(
     written = {}
     for cores in (1, 3, 16):
         monkeypatch.setattr(formats, "available_cores", lambda cores=cores: cores)
-        written[cores] = write(ParquetSink(tmp_path / f"{cores}.parquet", row_group_bytes=512), NESTED).read_bytes()
+        written[cores] = write(ParquetSink(tmp_path / f"{cores}.parquet", row_group_bytes=256), NESTED).read_bytes()
     assert pq.read_metadata(tmp_path / "16.parquet").num_row_groups > 3
     assert written[1] == written[3] == written[16]
 

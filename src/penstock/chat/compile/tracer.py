@@ -168,7 +168,7 @@ def tracer(source: str) -> Tracer | None:
     for name, test in list(environment.tests.items()):
         environment.tests[name] = _careful_test(name, test)
     try:
-        return Tracer(environment.from_string(source))
+        return Tracer(environment.from_string(tree))
     except Exception:  # noqa: BLE001 - it uses a filter that does not exist for symbols, or is too much for the compiler
         return None
 

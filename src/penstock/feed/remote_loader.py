@@ -1,0 +1,133 @@
+"""Remote loader: the batches of a feed server, with the contract of every loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Unpack
+
+from penstock._suggest import check_options
+from penstock.batching.options import LoaderOptions, Options, Output, Shard, flat_options, option_names
+from penstock.errors import ConfigError
+from penstock.feed.connection import FeedConnection
+from penstock.feed.remote_engine import RemoteEngine
+from penstock.feed.share import GroupShare
+from penstock.files.listing import PathLike
+from penstock.loaders.base import DataLoader
+from penstock.loaders.loader_file import SHARDINGS
+from penstock.loaders.source import LoaderSource
+from penstock.order.plan import Plan
+
+_OWN = frozenset(
+    {"batch_size", "budget", *option_names(Output), *(name for name in option_names(Shard) if name != "sharding")}
+)
+"""Options of a client; all others are decided by the config of the server."""
+_PLACES = frozenset(name for name in option_names(Shard) if name not in ("sharding", "context"))
+
+
+class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
+    """Loader whose batches are made by `penstock serve CONFIG`, in another process or on other machines.
+
+        loader = RemoteLoader("grpc://feeder:8815")
+        loader = RemoteLoader(["grpc+tls://a:8815", "grpc+tls://b:8815"], batch_size=4)
+
+    Batches, order and states are those of the local loader of that config: a run can go from one to the other and back.
+    With several addresses, ranks begin with different ones, and a server that is silent for `deadline_seconds` is
+    replaced by the next, without a lost or repeated batch. All are tried in turn for `retry_seconds`; a server with
+    another plan is refused. `batch_size` and `fields` are by default those of the config.
+
+    `token` is that of the server, by default the environment variable PENSTOCK_FEED_TOKEN. `tls_root_certs` is a file
+    in PEM with the certificates to trust, by default those of the system. Worker processes of torch have to be spawned.
+
+    `share` is a process group, or a mesh of one dimension, whose ranks train on the same batches (tensor or context
+    parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls.
+    """
+
+    def __init__(
+        self,
+        address: str | Sequence[str],
+        *,
+        token: str | None = None,
+        tls_root_certs: PathLike | None = None,
+        deadline_seconds: float = 30.0,
+        retry_seconds: float = 120.0,
+        share: Any = None,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        given = flat_options(options)
+        _check_own(given)
+        if not deadline_seconds > 0 or not retry_seconds >= 0:
+            raise ConfigError(
+                f"expected deadline_seconds above 0 and retry_seconds of at least 0, got {deadline_seconds!r} and "
+                f"{retry_seconds!r}"
+            )
+        connection = FeedConnection(
+            address,
+            token=token,
+            tls_root_certs=None if tls_root_certs is None else Path(tls_root_certs).read_bytes(),
+            deadline_seconds=deadline_seconds,
+            retry_seconds=retry_seconds,
+            first=given.get("rank") or 0,
+        )
+        try:
+            hello = connection.retrying(lambda: connection.ask({"verb": "hello"})).notes["answer"]
+            connection.expected = hello
+            chosen, group = _merged(hello, given), None
+            if share is not None:
+                if chosen.prefetch:
+                    raise ConfigError(
+                        f"prefetch={chosen.prefetch} does not work with share=, whose ranks receive batches together; "
+                        "leave it out: the server makes batches ahead"
+                    )
+                chosen, group = replace(chosen, prefetch=0), GroupShare(share)
+            super().__init__(RemoteEngine(connection, hello, chosen, group))
+        except BaseException:
+            connection.close()
+            raise
+
+    @property
+    def plan(self) -> Plan:
+        """Plan of all steps, which are asked for at the server."""
+        return self._remote().plan
+
+    @property
+    def sources(self) -> tuple[LoaderSource, ...]:
+        raise ConfigError("the rows of a RemoteLoader are at its server; see loader.plan.describe()")
+
+    def edit(self, plan: Plan) -> None:
+        self._position = self._remote().edit(plan, self._position)
+        self._edits += 1
+
+    def _remote(self) -> RemoteEngine:
+        engine = self._ready()
+        assert isinstance(engine, RemoteEngine)
+        return engine
+
+
+def _check_own(given: Mapping[str, Any]) -> None:
+    check_options(given, option_names(Options))
+    others = [name for name in given if name not in _OWN]
+    if others:
+        raise ConfigError(
+            f"{others[0]} is decided by the config of the server; change it there, such as penstock serve CONFIG --set "
+            f"{others[0]}=..."
+        )
+
+
+def _merged(hello: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
+    """Options of the client with those of the server."""
+    defaults = dict(hello["defaults"])
+    planned = defaults.pop("world_size", None)
+    if given.get("rank") is not None or given.get("group") is not None:
+        for name in _PLACES:  # the place is the caller's, as a whole
+            defaults.pop(name, None)
+    sharding = SHARDINGS.get(hello["sharding"])
+    options = Options(**{**hello["options"], **defaults, **given}, sharding=None if sharding is None else sharding())
+    rank = options.find_rank()
+    if planned is not None and given.get("rank") is None and rank.world_size != planned:
+        raise ConfigError(
+            f"the config of the server is planned for world_size={planned}, and this is {rank}; start that many ranks, "
+            "change world_size in the config, or pass rank= and world_size="
+        )
+    return options
