@@ -24,6 +24,7 @@ from penstock.engines.executor import Outcome, Task
 from penstock.engines.node_checks import versions_here
 from penstock.engines.ray_executor import RayExecutor
 from penstock.errors import ConfigError, DataError, StageError
+from penstock.pipeline.cores import available_cores
 
 NODES = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 
@@ -44,8 +45,8 @@ class Small:
         return getattr(self, task.kind)(**task.arguments)
 
     def double(self, number: int) -> dict[str, Any]:
-        here = str(Path.cwd())
-        return {"doubled": 2 * number, "pid": os.getpid(), "loaded": self.loaded, "calls": len(self.pids), "in": here}
+        facts = {"in": str(Path.cwd()), "cores": available_cores()}
+        return {"doubled": 2 * number, "pid": os.getpid(), "loaded": self.loaded, "calls": len(self.pids), **facts}
 
     def fail(self, how: str) -> dict[str, Any]:
         try:
@@ -201,6 +202,7 @@ def test_tasks_give_results_and_unpickle_the_work_once_a_process(ran: Any) -> No
     assert [result["doubled"] for result in ran["results"]] == [2 * n for n in range(60)]
     assert ran["slots"] == 6
     assert {*ran["nodes"]} <= {*NODES}
+    assert {result["cores"] for result in ran["results"]} == {1}, "one CPU of the machine is theirs"
     assert {result["in"] for result in ran["results"]} == {ran["folder"]}, "relative paths are the driver's"
     assert {result["loaded"] for result in ran["results"]} == {1}
     by_process: dict[int, list[int]] = {}
@@ -280,6 +282,12 @@ def test_a_job_that_cannot_be_sent_is_refused_and_so_is_another_cluster(ran: Any
 
 def lose_a_node(folder: str) -> dict[str, Any]:
     """Tasks held on all nodes; one node is killed meanwhile, and a new one joins."""
+    import ray
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ray, "__version__", "2.1.0")
+        with pytest.raises(ConfigError) as caught:
+            assert RayExecutor("auto").slots
     executor = RayExecutor("auto", head_seconds=60)
     marker = Path(folder, "marker")
     marker.write_text("abc")
@@ -310,6 +318,7 @@ def lose_a_node(folder: str) -> dict[str, Any]:
         late |= {outcome.task.name: outcome for outcome in executor.wait(60)}
     executor.close()
     return {
+        "version": str(caught.value),
         "by_node": by_node,
         "first": [[o.task.name, o.crash, o.node, o.node_lost] for o in first],
         "killed": killed,
@@ -333,6 +342,8 @@ def test_a_killed_process_is_a_crash_and_a_killed_node_is_not_blamed_on_its_task
         await_file(tmp_path / "lost", driver)
         ray_cluster.add_node()
         result = driver.result()
+    assert "has another version of Ray or Python than this process; install the same" in result["version"]
+    assert "Ray: 2.1.0" in result["version"]
     ((name, crash, node, node_lost),) = result["first"]
     assert (name, node, node_lost) == (result["by_node"]["127.0.0.2"][0], "127.0.0.2", False)
     assert crash.startswith(f"the worker process died (process {result['killed']}): ")

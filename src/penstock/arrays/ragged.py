@@ -17,6 +17,7 @@ Ints: TypeAlias = npt.NDArray[np.integer[Any]]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 MOST = 2**31 - 1
+_FEW_OWNERS = 8
 
 
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
@@ -25,6 +26,17 @@ def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     offsets = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
+
+
+def by_owner(owners: npt.NDArray[np.int64], count: int) -> list[tuple[int, Any]]:
+    """(owner, index of what it owns) for each of `count` owners that has anything; the cost is by those."""
+    if count == 1:
+        return [(0, slice(None))]
+    if count <= _FEW_OWNERS:
+        return [(owner, np.flatnonzero(owners == owner)) for owner in range(count)]
+    order = np.argsort(owners, kind="stable")
+    heads = np.flatnonzero(np.diff(owners[order], prepend=-1))
+    return list(zip(owners[order[heads]].tolist(), np.split(order, heads[1:]) if len(heads) else ()))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
+from penstock.arrays.ragged import by_owner
 from penstock.batching.backends.base import aligned_empty
 from penstock.errors import ConfigError
 from penstock.order.samples import Samples
@@ -489,8 +490,8 @@ def _copy_ids(
     if not grid.full:
         ids.fill(layout.pad_id)
     out = ids.reshape(-1)
-    for number, table in enumerate(tables):
-        which = _of(number, sources, tables)
+    for number, which in by_owner(sources, len(tables)):
+        table = tables[number]
         table.copy(samples.rows[which], samples.starts[which], samples.lengths[which], out, grid.at[which])
     return ids
 
@@ -499,8 +500,8 @@ def _supervised(samples: Samples, sources: Ints, tables: Sequence[Tokens], grid:
     """Supervised tokens by the masks of the tables; never the first of a document, which nothing predicts."""
     mask = np.zeros((grid.rows, grid.tokens), np.bool_)
     flat = mask.reshape(-1)
-    for number, table in enumerate(tables):
-        which = _of(number, sources, tables)
+    for number, which in by_owner(sources, len(tables)):
+        table = tables[number]
         at, lengths = grid.at[which], grid.lengths[which]
         if table.masked:
             table.copy_mask(samples.rows[which], samples.starts[which], lengths, flat, at)
@@ -508,11 +509,6 @@ def _supervised(samples: Samples, sources: Ints, tables: Sequence[Tokens], grid:
             flat[spread(at, lengths)] = True
     flat[grid.at] = False
     return mask
-
-
-def _of(number: int, sources: Ints, tables: Sequence[Tokens]) -> Any:
-    """Index of the parts from a table."""
-    return slice(None) if len(tables) == 1 else np.flatnonzero(sources == number)
 
 
 def spread(at: Ints, lengths: Ints) -> Ints:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import by_owner, offsets_of
 from penstock.batching.collate import Tokens
 from penstock.order.samples import Samples
 from penstock.store.gather import TokenTable
@@ -20,9 +20,8 @@ _WORD = 64
 def supervised_tokens(samples: Samples, sources: Ints, tables: Sequence[Tokens]) -> int:
     """Number of labels that a batch would have, without building it."""
     total = 0
-    for number, table in enumerate(tables):
-        which = sources == number
-        lengths = samples.lengths[which]
+    for number, which in by_owner(sources, len(tables)):
+        table, lengths = tables[number], samples.lengths[which]
         if not table.masked:
             total += int(np.maximum(lengths - 1, 0).sum())
             continue

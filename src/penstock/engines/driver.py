@@ -16,11 +16,11 @@ import pyarrow as pa
 from penstock.engines.exchange import write_index
 from penstock.engines.executor import Executor, Outcome, Task
 from penstock.engines.first_passes import NOTHING_FOUND, FirstPasses
-from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, JobDirectory
+from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, SPLITS_NAME, JobDirectory
 from penstock.engines.parts import schema_of, schema_text
 from penstock.engines.plan import JobPlan
 from penstock.engines.records import PhaseRecords, add_stages, bottleneck, finished_stages, lost_record, task_name
-from penstock.engines.results import Results
+from penstock.engines.results import SINK_NAME, Results
 from penstock.engines.splits import Bundle, bundles_of, count_records, described
 from penstock.engines.work import JobWork, input_mark, moved
 from penstock.errors import ConfigError, DataError, ResumeError, StageError, UnfinishedJobError
@@ -29,7 +29,7 @@ from penstock.pipeline.checkpoint import fingerprint
 from penstock.pipeline.functions import FunctionStage
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Durable, FirstOfKey, Transform
+from penstock.pipeline.stages import Durable, FirstOfKey, Remembering, Stateful, Transform
 from penstock.sinks import StoreSink
 from penstock.sinks.file_sink import FileSink
 from penstock.sources.record_source import RecordSource
@@ -78,11 +78,11 @@ class Driver:
         progress: Progress | None = None,
         share: tuple[int, int] | None = None,
         *,
-        durable: bool = True,
+        temporary: bool = False,
         fit: Sequence[int] = (),
     ) -> None:
         self._pipeline, self._directory, self._executor = pipeline, directory, executor
-        self._options, self._progress, self._share, self._durable = options, progress, share, durable
+        self._options, self._progress, self._share, self._temporary = options, progress, share, temporary
         self._plan = JobPlan.of(pipeline)
         self._passes = FirstPasses(pipeline, self._plan, directory, fit)
         self._started = time.monotonic()
@@ -100,15 +100,19 @@ class Driver:
         with self._directory.lock() as lock:
             lock.hold(f"the job in {self._directory.shown}")
             try:
-                return self._run_alone()
-            finally:
-                if not self._durable:
-                    self._directory.remove_lock()
+                report = self._run_alone()
+            except Exception:
+                # After a kill the next run resumes. An error would only come again; what other processes have made for
+                # `join` stays.
+                if self._temporary and self._directory.read_json(SPLITS_NAME) is None:
+                    self._directory.remove()
+                raise
+            if self._temporary:
+                self._directory.remove()
+            return report
 
     def _run_alone(self) -> Report:
         """The job, while no other driver runs it."""
-        if not self._durable:
-            self._directory.remove()  # of a job that was killed
         saved = self._directory.read_json(PLAN_NAME)
         if saved is not None and saved.get("report") is not None:
             self._check_same(saved)
@@ -127,8 +131,6 @@ class Driver:
                 if isinstance(stage, FunctionStage):
                     stage.fix_output_schema(None)
             self._executor.close()
-            if not self._durable:
-                self._directory.remove()
 
     def _run_in_one_place(self, saved: dict[str, Any] | None) -> Report:
         """A pipeline whose first step needs order: there is nothing to share out."""
@@ -137,7 +139,8 @@ class Driver:
         self._directory.make()
         if saved is None:
             self._directory.write_json(PLAN_NAME, self._identity() | {"report": None})
-        resumable = self._durable and isinstance(self._pipeline.sink, Durable)
+        resumable = isinstance(self._pipeline.sink, Durable) and isinstance(self._pipeline.source, Stateful)
+        resumable &= all(t.resumable for t in self._pipeline.transforms if isinstance(t, Remembering))
         place = f"{self._directory.place.rstrip('/')}/join"
         fit = [self._pipeline.transforms[position] for position in self._passes.fits.joined]
         report = self._pipeline.run(place if resumable else None, progress=self._progress, fit=fit)
@@ -154,7 +157,8 @@ class Driver:
         if has_files(self._pipeline.source):
             checks["files"] = [list(entry) for entry in input_files(self._pipeline.source)[:1]]
         sink = self._pipeline.sink
-        if isinstance(sink, StoreSink) and self._plan.shards and not self._durable:
+        publishing = self._directory.read_json(SINK_NAME) is not None
+        if isinstance(sink, StoreSink) and self._plan.shards and self._share is None and not publishing:
             sink.begin()  # refuses a place that it may not use, before anything is done
         self._executor.start(work, checks)
         last = len(self._plan.phases) - 1
@@ -180,7 +184,6 @@ class Driver:
             work=work,
             phases=self._phases,
             on_crash=self._options.on_crash,
-            durable=self._durable,
             slots=max(1, self._executor.slots),
             nodes=int(self._executor.snapshot().get("nodes", 1)),
             started=self._started,
@@ -248,6 +251,7 @@ class Driver:
         pipeline = self._pipeline
         return {
             "pipeline": fingerprint(pipeline.source, pipeline.transforms),
+            "functions": [t.code_mark() for t in pipeline.transforms if isinstance(t, FunctionStage)],
             "stages": str(pipeline),
             "sink": stage_name(pipeline.sink),
             "on_error": pipeline.config.on_error,
@@ -258,7 +262,7 @@ class Driver:
     def _check_same(self, saved: dict[str, Any]) -> None:
         mine = self._identity()
         what = {"inputs": "other input files", "on_error": "another on_error", "sink": "another sink"}
-        what["fit"] = "other transforms to fit"
+        what |= {"functions": "other code in its functions", "fit": "other transforms to fit"}
         for name in ("pipeline", *what):
             if saved.get(name) != mine[name]:
                 raise ResumeError(
@@ -455,7 +459,7 @@ class Driver:
         first, last = (self._phases[0], self._phases[-1]) if self._phases else (None, None)
         rows_in = first.sums["rows_in"] if first is not None else 0
         dropped = sum(records.dropped.total() for records in self._phases)
-        bad = sum(sum(counts.values()) for records in self._phases for counts in records.bad if counts)
+        bad = sum(records.bad_rows for records in self._phases)
         slots, state = max(1, self._executor.slots), self._executor.snapshot()
         stages: dict[tuple[str, str], dict[str, Any]] = {}
         for records in self._phases:
@@ -495,7 +499,7 @@ class KeysTakenOff(Transform):
 
 
 class TaskRun:
-    """What is known of some tasks while they run."""
+    """Tasks while they run: their places, records and errors."""
 
     def __init__(self, order: Sequence[Task], records: PhaseRecords | None) -> None:
         self.place = {task.name: number for number, task in enumerate(order)}

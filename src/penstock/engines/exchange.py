@@ -126,8 +126,10 @@ def partition_of(words: Words, partitions: int) -> npt.NDArray[np.int64]:
     return ((words >> np.uint64(32)) * np.uint64(partitions) >> np.uint64(32)).astype(np.int64)
 
 
-def write_index(directory: JobDirectory, phase: int, tasks: int, partitions: int, starts: dict[int, list[int]]) -> None:
-    """Where each partition begins in the file of each task, in one file: a task of a partition reads no other."""
+def write_index(
+    directory: JobDirectory, phase: int, tasks: int, partitions: int, starts: dict[int, npt.NDArray[np.int64]]
+) -> None:
+    """Index of the partitions in the files of all tasks, in one file: a task of a partition reads no other."""
     index = np.zeros((tasks, partitions + 2), "<i8")
     for number, row in starts.items():
         index[number] = row

@@ -27,7 +27,7 @@ from penstock.files.object_lock import ObjectLock
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.store.home import BucketHome, LocalHome, store_home
 
-PLAN_NAME, MARKER_NAME = "job.json", "marker"
+PLAN_NAME, MARKER_NAME, SPLITS_NAME = "job.json", "marker", "prepare.json"
 _DONE, _PARTS = "done", "parts"
 _RECORD = StateFormat("task of a job", "a finished task of a job")
 
@@ -63,29 +63,21 @@ class JobDirectory:
                 (self.home.path / folder).mkdir(parents=True, exist_ok=True)
 
     def remove(self) -> None:
-        """Delete what jobs have written here."""
+        """Delete what jobs have written here; called by the driver that holds the lock."""
         if isinstance(self.home, LocalHome):
             for folder in (_DONE, _PARTS):
                 shutil.rmtree(self.home.path / folder, ignore_errors=True)
-            for name in (PLAN_NAME, MARKER_NAME, "prepare.json", "sink.json", "bad.jsonl"):
+            for name in (PLAN_NAME, MARKER_NAME, SPLITS_NAME, "sink.json", "bad.jsonl"):
                 self.home.delete(name)
             shutil.rmtree(self.home.path / "join", ignore_errors=True)
-            with contextlib.suppress(OSError):  # files of others, or the lock of a driver
+            with contextlib.suppress(OSError):  # files of others
+                (self.home.path / "driver.lock").unlink(missing_ok=True)
                 self.home.path.rmdir()
             return
         bucket, prefix = self.home.bucket, self.home.prefix
-        keys = [info.key for info in bucket.objects(f"{prefix}/") if not info.key.endswith("/driver.lock")]
+        keys = [info.key for info in bucket.objects(f"{prefix}/")]
         if keys:
             bucket.delete(*keys)
-
-    def remove_lock(self) -> None:
-        """Delete the lock of the driver, and the directory if nothing else is in it."""
-        if isinstance(self.home, LocalHome):
-            with contextlib.suppress(OSError):  # another driver has it, or files of others are there
-                (self.home.path / "driver.lock").unlink(missing_ok=True)
-                self.home.path.rmdir()
-        else:
-            self.home.delete("driver.lock")
 
     # -- records -----------------------------------------------------------------------------------------------------
 

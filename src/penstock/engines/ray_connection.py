@@ -16,6 +16,7 @@ log = logging.getLogger(__name__)
 
 _ADDRESS = re.compile(r"(?P<client>ray://)?(?P<host>\[[0-9A-Fa-f:]+\]|[^\s:/]+):(?P<port>\d{1,5})")
 
+_OTHER_VERSION = ("ersion mismatch", "versions differ between client and server", "incompatible with server")
 _SETTINGS = 4
 _GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, _SETTINGS, 0, 0, 0, 0, 0])
 
@@ -28,7 +29,7 @@ def connect(address: str | None, runtime_env: Mapping[str, Any] | None, timeout_
         return False
     wanted = address or os.environ.get("RAY_ADDRESS") or None
     if wanted is not None and wanted not in ("auto", "local"):
-        _check_reachable(wanted, timeout_seconds)
+        _check_reachable(wanted, timeout_seconds, "" if address else " (of RAY_ADDRESS)")
     try:
         ray.init(address=wanted, runtime_env=dict(runtime_env) if runtime_env else None, logging_level=logging.WARNING)
     except Exception as error:
@@ -48,22 +49,22 @@ def _check_same(ray: Any, address: str | None) -> None:
         )
 
 
-def _check_reachable(address: str, timeout_seconds: float) -> None:
+def _check_reachable(address: str, timeout_seconds: float, origin: str) -> None:
     """Ray would try for a minute, and then end the process."""
     if (parts := _ADDRESS.fullmatch(address)) is None or int(parts["port"]) > 65_535:
         raise ConfigError(
-            f"{address!r} is no address of a Ray cluster; expected 'host:port' (often port 6379) on a machine of the "
-            "cluster, 'ray://host:port' (often port 10001) from outside of it, or 'auto'"
+            f"{address!r}{origin} is no address of a Ray cluster; expected 'host:port' (often port 6379) on a machine "
+            "of the cluster, 'ray://host:port' (often port 10001) from outside of it, or 'auto'"
         )
     try:
         with socket.create_connection((parts["host"].strip("[]"), int(parts["port"])), timeout_seconds) as connection:
-            if os.environ.get("RAY_USE_TLS", "0") == "0":
+            if os.environ.get("RAY_USE_TLS", "0").lower() not in ("1", "true"):
                 _check_greeting(connection)
     except OSError as error:
         start = "ray start --head --ray-client-server-port=10001" if parts["client"] else "ray start --head --port=6379"
         raise ConfigError(
-            f"no Ray cluster answers at {address!r} ({error}); start one there (`{start}`), or check the address with "
-            "`ray status` on its head node"
+            f"no Ray cluster answers at {address!r}{origin} ({error}); start one there (`{start}`), or check the "
+            "address with `ray status` on its head node"
         ) from None
 
 
@@ -82,7 +83,7 @@ def _check_greeting(connection: socket.socket) -> None:
 def _error_of(error: Exception, address: str | None) -> ConfigError:
     """Error in the words of a user of penstock; Ray's own text follows."""
     text, where = str(error).strip(), repr(address) if address else "this machine"
-    if "ersion mismatch" in text:
+    if any(words in text for words in _OTHER_VERSION):
         return ConfigError(
             f"the Ray cluster at {where} has another version of Ray or Python than this process; install the same "
             f"versions here and there. Ray says: {text}"

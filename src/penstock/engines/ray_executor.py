@@ -93,11 +93,13 @@ class RayExecutor:
         self._waiting: deque[Task] = deque()
         self._sent: dict[int, _Sent] = {}
         self._numbers = 0
+        self._remotes: dict[str, Any] = {}
         self._ended: queue.SimpleQueue[tuple[int, Future[Any]]] = queue.SimpleQueue()
         self._lines = LogLines()
         self._board: Any = None
         self._board_asked: float | None = None
         self._board_answers = True
+        self._board_gone_until = 0.0
         self._places: dict[str, tuple[str, int]] = {}
         """Node and process of running tasks, by name."""
         self._last_room = 0.0
@@ -125,6 +127,7 @@ class RayExecutor:
             setup = {
                 "job": name,
                 "work": payload,
+                "cores": max(1, int(self.cpus_per_task)),
                 "directory": str(Path.cwd()),
                 "checks": whole_paths(checks),
                 "versions": versions_here(),
@@ -132,13 +135,9 @@ class RayExecutor:
                 "board": name,
                 "log_level": logging.getLogger("penstock").getEffectiveLevel(),
             }
-            options = self._options()
-            setup["checked_nodes"] = self._probe(setup, options)
+            setup["checked_nodes"] = self._probe(setup, self._options())
             self._setup = ray.put(setup)
-            sizes = {"memory": self.memory_bytes} if self.memory_bytes else {}
-            self._run = ray.remote(task_function()).options(
-                name="penstock", num_cpus=self.cpus_per_task, scheduling_strategy="SPREAD", **sizes, **options
-            )
+            self._function = ray.remote(task_function())
             self._board = ray.remote(board_class()).options(name=name, num_cpus=0, max_restarts=-1).remote()
         except BaseException:
             self.close()
@@ -236,9 +235,22 @@ class RayExecutor:
             task = self._waiting.popleft()
             self._numbers += 1
             fields = {**asdict(task), "arguments": dict(task.arguments)}
-            sent = _Sent(task, self._run.remote(self._setup, fields), time.monotonic())
+            sent = _Sent(task, self._remote(task.kind).remote(self._setup, fields), time.monotonic())
             self._sent[self._numbers] = sent
             self._notify(self._numbers, sent.ref)
+
+    def _remote(self, kind: str) -> Any:
+        """Function of Ray, by whose name its dashboard counts tasks of a kind."""
+        if kind not in self._remotes:
+            sizes = {"memory": self.memory_bytes} if self.memory_bytes else {}
+            self._remotes[kind] = self._function.options(
+                name=f"penstock {kind}",
+                num_cpus=self.cpus_per_task,
+                scheduling_strategy="SPREAD",
+                **sizes,
+                **self._options(),
+            )
+        return self._remotes[kind]
 
     def _notify(self, number: int, ref: Any) -> None:
         """Put a call into the queue when it ends: waiting for all of them would look at each of them each time."""
@@ -282,8 +294,7 @@ class RayExecutor:
         """Outcome of a task that Ray could not run to its end."""
         kinds = self._ray.exceptions
         if task.name not in self._places and isinstance(error, kinds.WorkerCrashedError):
-            with contextlib.suppress(Exception):  # the board may know where it ran
-                self._hear(self._ray.get(self._board.take.remote(), timeout=_CLOSE_SECONDS))
+            self._ask_board_now()
         node, process = self._places.get(task.name, ("", 0))
         name = self._table.name(node) if node else ""
         where = f" (process {process})" if process else ""
@@ -343,11 +354,14 @@ class RayExecutor:
 
     def _check_head(self) -> None:
         silent = self._table.silent_seconds()
-        if silent > self._head_seconds:
+        if silent > self._head_seconds or not self._table.is_home_alive:
             self._lost = True
+            reason = f"the head node of the Ray cluster has not answered for {silent:.0f} s"
+            if not self._table.is_home_alive:
+                reason = "the node on which this process runs has left the Ray cluster"
             raise StalledError(
-                f"the head node of the Ray cluster has not answered for {silent:.0f} s, and the job cannot go on; its "
-                "done tasks are kept in the job directory: start the cluster again and run the same command"
+                f"{reason}, and the job cannot go on; its done tasks are kept in the job directory: start the cluster "
+                "again and run the same command"
             )
         if self.slots:
             self._last_room = max(self._last_room, time.monotonic() - 1.0)
@@ -362,6 +376,15 @@ class RayExecutor:
         if self._board_answers and (self._board_asked is None or now - self._board_asked > _BOARD_SECONDS):
             self._board_asked, self._board_answers = now, False
             self._notify(0, self._board.take.remote())
+
+    def _ask_board_now(self) -> None:
+        """Hear where tasks began. A board that is gone, with its node perhaps, is not waited for each time."""
+        if time.monotonic() < self._board_gone_until:
+            return
+        try:
+            self._hear(self._ray.get(self._board.take.remote(), timeout=_CLOSE_SECONDS))
+        except self._ray.exceptions.RayError:
+            self._board_gone_until = time.monotonic() + 10 * _CLOSE_SECONDS
 
     def _hear(self, told: Mapping[str, Any]) -> None:
         """Take what workers told: where tasks run, and their log lines."""

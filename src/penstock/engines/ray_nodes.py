@@ -20,8 +20,10 @@ class NodeTable:
         self._ray: Any = None
         self._nodes: dict[str, dict[str, Any]] = {}
         """All that were ever seen, by id, so that those that left have names too."""
+        self.slots = 0
+        """Tasks that the nodes have room for at once."""
         self._read_at = 0.0
-        self._outside = False
+        self._outside, self._home = False, ""
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -29,6 +31,7 @@ class NodeTable:
         """Read the table now, and again every few seconds."""
         self._ray = ray
         self._outside = bool(ray.util.client.ray.is_connected())
+        self._home = "" if self._outside else ray.get_runtime_context().get_node_id()
         self._read()
         self._thread = threading.Thread(target=self._watch, name="penstock-ray-nodes", daemon=True)
         self._thread.start()
@@ -44,8 +47,9 @@ class NodeTable:
         return time.monotonic() - self._read_at - _NODES_SECONDS
 
     @property
-    def slots(self) -> int:
-        return sum(self._room(node) for node in self._nodes.values() if node["Alive"])
+    def is_home_alive(self) -> bool:
+        """False if the node of this process has left the cluster, which then hears nothing more from it."""
+        return self._home not in self._nodes or bool(self._nodes[self._home]["Alive"])
 
     @property
     def wanted(self) -> str:
@@ -90,6 +94,7 @@ class NodeTable:
 
     def _read(self) -> None:
         self._nodes = {**self._nodes, **{node["NodeID"]: node for node in self._ray.nodes()}}
+        self.slots = sum(self._room(node) for node in self._nodes.values() if node["Alive"])
         self._read_at = time.monotonic()
 
     def _watch(self) -> None:

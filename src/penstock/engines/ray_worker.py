@@ -17,9 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from penstock._optional import require
 from penstock.engines.executor import Task, Work
 from penstock.engines.node_checks import NodeFault, error_of, fault_of_import, faults_here
+from penstock.pipeline.cores import share_machine
 from penstock.pipeline.processes import RemoteError
 
 _FLUSH_SECONDS = 1.0
@@ -91,6 +94,8 @@ class _Job:
         self.key: str = setup["job"]
         if node not in setup["checked_nodes"] and (faults := probe(setup)):
             raise error_of([(_node_name(node), NodeFault(*fault)) for fault in faults], setup["versions"])
+        share_machine(setup["cores"])
+        pa.set_cpu_count(setup["cores"])
         with _directory(setup["directory"]):
             self.work = _loaded(setup)
         self.teller = _Teller(setup["board"], node, setup["log_level"])

@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.engines.splits import Bundle
 
 _SUMS = (
@@ -63,7 +66,8 @@ class PhaseRecords:
     schema: str | None = None
     """Columns of the rows: those of a part with rows, if there is one."""
     peak_bytes: int = 0
-    key_starts: dict[int, list[int]] = field(default_factory=dict)
+    bad_rows: int = 0
+    key_starts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     _schema_rank: tuple[bool, int] = (False, 0)
 
     def __post_init__(self) -> None:
@@ -79,13 +83,14 @@ class PhaseRecords:
         self.dropped.update(record["dropped"])
         self.changed.update(record["changed"])
         self.bad[number] = dict(record["bad"]) or _NONE
+        self.bad_rows += sum(record["bad"].values())
         self.peak_bytes = max(self.peak_bytes, record["peak_bytes"])
         add_stages(self.stages, record["stages"])
         rank = (record["rows"] > 0, -number)
         if record["schema"] is not None and (self.schema is None or rank > self._schema_rank):
             self.schema, self._schema_rank = record["schema"], rank
         if record["keys"] is not None:
-            self.key_starts[number] = record["keys"]
+            self.key_starts[number] = np.array(record["keys"], np.int64)
 
     @property
     def complete(self) -> list[PartRecord]:

@@ -49,8 +49,6 @@ class Results:
     work: JobWork
     phases: list[PhaseRecords]
     on_crash: str
-    durable: bool
-    """True if another driver may resume the job."""
     slots: int
     nodes: int
     started: float
@@ -99,10 +97,7 @@ class Results:
             sink.restore(token["token"])
             sink.flush()
             return
-        if self.durable:
-            sink.restore({})
-        else:
-            sink.begin()
+        sink.restore({})
         if schema is not None:
             options = sink.shard_options(schema) | {"schema": schema_text(schema)}
             tasks = shard_tasks(self.directory, last, options, sink.piece_bytes, sink.shard_bytes)
@@ -113,8 +108,7 @@ class Results:
                 ):
                     sink.take_shards([(data, index, made["entry"])])
         check()
-        if self.durable:
-            self.directory.write_json(SINK_NAME, {"token": sink.checkpoint() | {"finishing": True}})
+        self.directory.write_json(SINK_NAME, {"token": sink.checkpoint() | {"finishing": True}})
         sink.flush()
 
     def _lay_together(self, sink: FileSink, last: PhaseRecords, schema: pa.Schema | None) -> None:
@@ -176,7 +170,7 @@ class Results:
     def _resumes(self) -> bool:
         """True if the last steps can be resumed after the death of the driver."""
         whole = all(t.resumable for t in self.plan.rest if isinstance(t, Remembering))
-        return self.durable and isinstance(self.pipeline.sink, Durable) and whole
+        return isinstance(self.pipeline.sink, Durable) and whole
 
     def _place(self, name: str) -> str:
         return f"{self.directory.place.rstrip('/')}/{name}"

@@ -94,9 +94,10 @@ def run_pipeline(
     check_engine(pipeline)
     chosen = engine_of(engine)
     directory = JobDirectory(job_place(pipeline, checkpoint))
-    durable = checkpoint is not None
-    executor = chosen.executor()
-    return Driver(pipeline, directory, executor, chosen.options, progress, chosen.share, durable=durable, fit=fit).run()
+    executor, temporary = chosen.executor(), checkpoint is None
+    return Driver(
+        pipeline, directory, executor, chosen.options, progress, chosen.share, temporary=temporary, fit=fit
+    ).run()
 
 
 def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:

@@ -78,7 +78,7 @@ class JobWork:
         number, phase = task.arguments["phase"], self.plan.phases[task.arguments["phase"]]
         last = number == len(self.plan.phases) - 1
         record = empty_record()
-        figures = TaskFigures(number)
+        figures = TaskFigures(number, encodes=last and self.encoder is not None)
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-task-")))
             path = stack.enter_context(self.directory.created(f"{task.name}.rows"))
@@ -201,8 +201,9 @@ class JobWork:
 class TaskFigures:
     """Sums over the runs of one task."""
 
-    def __init__(self, phase: int) -> None:
-        self._phase = phase
+    def __init__(self, phase: int, *, encodes: bool) -> None:
+        # Parts between the phases are neither the source nor the sink of the job.
+        self._kinds = {"transform"} | (set() if phase else {"source", "decode"}) | ({"sink"} if encodes else set())
         self.dropped, self._changed, self._bad = Counter[str](), Counter[str](), Counter[str]()
         self._stages: dict[tuple[str, str], dict[str, Any]] = {}
         self._peak = 0
@@ -212,9 +213,7 @@ class TaskFigures:
         self._changed.update(report.changed)
         self._bad.update(report.quarantined)
         self._bad.update(report.skipped)
-        # Parts between the phases are neither the source nor the sink of the job.
-        kinds = ("transform",) if self._phase else ("source", "decode", "transform")
-        add_stages(self._stages, (stage for stage in report.stages if stage["kind"] in kinds))
+        add_stages(self._stages, (stage for stage in report.stages if stage["kind"] in self._kinds))
         self._peak = max(self._peak, report.peak_bytes)
 
     def facts(self) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from penstock.feed.protocol import (
     read_failure,
 )
 from penstock.files.states import to_json
+from penstock.memory import MemoryBudget
 from penstock.order.states import plan_parts
 from penstock.pipeline.prefetch import ReadAhead
 
@@ -80,6 +81,8 @@ class FeedConnection:
         self._process = os.getpid()
         self.expected: Mapping[str, Any] | None = None
         """Facts of the feed that this client began with."""
+        self.budget: MemoryBudget | None = None
+        """Memory for what was received and not used yet."""
 
     @property
     def address(self) -> str:
@@ -104,7 +107,13 @@ class FeedConnection:
         """Messages of an answer. Raises LostServerError if it is cut, or if nothing comes for too long."""
         check_process(self._process, "a RemoteLoader")
         calls: list[Any] = []
-        ahead: ReadAhead[tuple[Any, bytes]] = ReadAhead(self._chunks(request, calls), _MESSAGES_AHEAD)
+        ahead: ReadAhead[tuple[Any, bytes]] = ReadAhead(
+            self._chunks(request, calls),
+            _MESSAGES_AHEAD,
+            budget=self.budget,
+            size=lambda chunk: int(chunk[0].nbytes),
+            always_one=True,
+        )
         try:
             while True:
                 if not ahead.wait(self.deadline_seconds):
@@ -163,7 +172,7 @@ class FeedConnection:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, which connect themselves."""
-        return self.__dict__ | {"_client": None}
+        return self.__dict__ | {"_client": None, "budget": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _process=os.getpid())

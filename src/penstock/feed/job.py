@@ -43,6 +43,7 @@ class FeedJob:
         self._running: dict[Position, Generator[Made, None, None]] = {}
         """Loops by the position of their next batch, the least recently used first."""
         self._clients = 0
+        self._counting = threading.Lock()
 
     def blocks(self, position: Position) -> Iterator[FeedBlock]:
         """Blocks of the rest of an epoch."""
@@ -55,16 +56,18 @@ class FeedJob:
 
     @contextmanager
     def _counted(self) -> Iterator[None]:
-        self._clients += 1
+        with self._counting:
+            self._clients += 1
         try:
             yield
         finally:
-            self._clients -= 1
+            with self._counting:
+                self._clients -= 1
 
     def _block(self, position: Position) -> FeedBlock:
         if self._clients < 2:
             return self._make(position)
-        return self._cache.get_or_build((id(self), position), lambda: self._make(position))
+        return self._cache.get_or_build((self, position), lambda: self._make(position))
 
     def _make(self, position: Position) -> FeedBlock:
         with self._lock:

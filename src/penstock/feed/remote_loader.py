@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 from penstock._suggest import check_options
 from penstock.batching.options import LoaderOptions, Options, Output, Shard, flat_options, option_names
+from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError
 from penstock.feed.connection import FeedConnection
 from penstock.feed.remote_engine import RemoteEngine
@@ -68,7 +69,7 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
             tls_root_certs=None if tls_root_certs is None else Path(tls_root_certs).read_bytes(),
             deadline_seconds=deadline_seconds,
             retry_seconds=retry_seconds,
-            first=given.get("rank") or 0,
+            first=find_rank().rank if given.get("rank") is None else given["rank"],
         )
         try:
             hello = connection.retrying(lambda: connection.ask({"verb": "hello"})).notes["answer"]
@@ -81,6 +82,7 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
                         "leave it out: the server makes batches ahead"
                     )
                 chosen, group = replace(chosen, prefetch=0), GroupShare(share)
+            connection.budget = chosen.memory
             super().__init__(RemoteEngine(connection, hello, chosen, group))
         except BaseException:
             connection.close()

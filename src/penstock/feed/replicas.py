@@ -77,7 +77,13 @@ class _Replica:
         if Path(directory).is_dir():
             os.chdir(directory)  # paths of a loader file are relative to it
         host = require("ray.util", "ray").get_node_ip_address()
-        self._server = FeedServer.of_config(config, host=host, port=port, **given)
+        self._error: Exception | None = None
+        try:
+            self._server = FeedServer.of_config(config, host=host, port=port, **given)
+        except Exception as error:  # noqa: BLE001 - raised by `address`: Ray wraps errors of constructors in its own
+            self._error = error
 
     def address(self) -> str:
+        if self._error is not None:
+            raise self._error
         return self._server.address

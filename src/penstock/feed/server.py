@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
+from ipaddress import ip_address
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -57,7 +58,6 @@ _GRACE_SECONDS = 3.0
 _POLL_SECONDS = 0.2
 _unfinished: list[Any] = []
 """Servers that a client keeps from ending: their memory must stay."""
-_LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _OPTIONS = (
     *("batch_size", "max_tokens", "seed", "drop_last", "padding_free", "pad_to_multiple_of", "padding_side", "pad_id"),
     "fields",
@@ -99,12 +99,12 @@ class FeedServer:
         defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self._service = _Service(loader, MemoryBudget.of(budget), defaults or {})
-        if host not in _LOOPBACK and not token:
+        if not is_loopback(host) and not token:
             raise ConfigError(
                 f"host={host!r} lets other machines read the data; pass a token (PENSTOCK_FEED_TOKEN, or --token-file) "
                 "that clients have to show, or leave out host= to serve this machine alone"
             )
-        if host not in _LOOPBACK and tls is None:
+        if not is_loopback(host) and tls is None:
             log.warning("%s: token and data go over the network in clear; pass a certificate (--tls-cert)", host)
         self._scheme, self._host = "grpc" if tls is None else "grpc+tls", host
         place = f"{self._scheme}://{f'[{host}]' if ':' in host else host}:{port}"
@@ -195,6 +195,14 @@ class FeedServer:
 
     def __repr__(self) -> str:
         return f"FeedServer({self.address!r})"
+
+
+def is_loopback(host: str) -> bool:
+    """True if only this machine reaches an address."""
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:  # a name
+        return False
 
 
 class _Service:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import by_owner, offsets_of
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
@@ -47,6 +47,8 @@ _FILE_CHECK_SECONDS = 1.0
 """Least time between two checks that all files are unchanged."""
 _FILE_CHECKS = 16
 """Shards of each source that are looked at before tokens are copied."""
+_TABLE_CHECKS = 64
+"""Sources whose shards are looked at then."""
 _KEPT_BYTES = 24 << 20
 
 
@@ -102,7 +104,9 @@ class PlanEngine:
         """Of tables in buckets."""
         if any(table.in_bucket for table in self._tables):
             self._ahead = LookAhead(self._tables, self.plan, options.verify)
-        self._checked = time.monotonic()
+        self._checked, self._check_seconds = time.monotonic(), 0.0
+        self._next_table = 0
+        """Table to begin with when some of many are checked."""
         keep_freed(_KEPT_BYTES)
 
     def for_rank(self, rank: Rank, batch_size: int, *, integer: npt.DTypeLike, edits: Sequence[Edit]) -> Self:
@@ -251,9 +255,8 @@ class PlanEngine:
             return nbytes
         parts = Samples.concat([share.samples for share in shares])
         sources = np.concatenate([share.sources for share in shares])
-        for number, table in enumerate(self._tables):
-            which: Any = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
-            ranges = self._row_ranges(number)
+        for number, which in by_owner(sources, len(self._tables)):
+            table, ranges = self._tables[number], self._row_ranges(number)
             if ranges is not None:
                 ticket = ranges.request(parts.rows[which], parts.starts[which], parts.lengths[which])
                 shares[0].tickets = {**shares[0].tickets, number: ticket}
@@ -279,8 +282,8 @@ class PlanEngine:
         sources = np.concatenate([share.sources for share in shares])
         places, mask_places = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         held: list[Any] = [table.held() for table in self._tables]
-        for number, table in enumerate(self._tables):
-            which = slice(None) if len(self._tables) == 1 else np.flatnonzero(sources == number)
+        for number, which in by_owner(sources, len(self._tables)):
+            table = self._tables[number]
             if (ranges := self._row_ranges(number)) is not None:
                 if number not in shares[0].tickets:
                     self._request(shares)
@@ -390,13 +393,24 @@ class PlanEngine:
                 source.inputs.table.close()
 
     def _check_files(self) -> None:
-        """Check that no shard was changed or removed, which mapped memory does not show: of many, all once a second."""
+        """Check that no shard was changed or removed, which mapped memory does not show.
+
+        Of many shards or tables a few are looked at, and all of them once a second, or as often as that takes no more
+        than a fiftieth of the time.
+        """
         now = time.monotonic()
-        due = now - self._checked >= _FILE_CHECK_SECONDS
-        if due:
-            self._checked = now
-        for table in self._tables:
-            table.check_unchanged(None if due else _FILE_CHECKS)
+        if now - self._checked >= max(_FILE_CHECK_SECONDS, 50 * self._check_seconds):
+            for table in self._tables:
+                table.check_unchanged(None)
+            self._checked = time.monotonic()
+            self._check_seconds = self._checked - now
+            return
+        tables = self._tables
+        if len(tables) > _TABLE_CHECKS:
+            first = self._next_table = (self._next_table + _TABLE_CHECKS) % len(tables)
+            tables = (tables[first:] + tables[:first])[:_TABLE_CHECKS]
+        for table in tables:
+            table.check_unchanged(_FILE_CHECKS)
 
     def _nothing(self, count: int | None) -> PenstockError:
         samples = sum(source.order.count(0) for source in self.plan.sources)

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.order.mixing import Drawn, Mixture
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, mixture_of
 from penstock.order.positions import Position
 from penstock.order.sample_orders import Order, OrderPosition
 
@@ -27,8 +27,8 @@ _WIDTHS = (8, 16, 32, 64)
 
 
 def write_compact(plan: Plan, position: Position) -> dict[str, Any] | None:
-    """What is needed beside step, epoch and samples to find a position of a mixture again; None if that is not exact."""
-    mixture, drawn = plan.mixture, position.drawn
+    """Facts that lead back to a position of a mixture, beside step, epoch and samples; None if they would not."""
+    mixture, drawn = mixture_of(plan), position.drawn
     if mixture is None or drawn is None:
         return None
     orders = [source.order for source in plan.sources]
@@ -54,9 +54,9 @@ def read_compact(
 ) -> tuple[tuple[OrderPosition, ...], Drawn, tuple[OrderPosition, ...]]:
     """Cursors, draws and cursors at the beginning of the epoch, from the result of `write_compact`.
 
-    Raises ValueError, TypeError or KeyError if it is damaged.
+    Raises ValueError, TypeError, KeyError or ArithmeticError if it is damaged.
     """
-    mixture = plan.mixture
+    mixture = mixture_of(plan)
     if mixture is None:
         raise ValueError("it belongs to a mixture")
     orders = [source.order for source in plan.sources]

@@ -81,7 +81,7 @@ def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = F
         else:
             cursors, epoch_starts = (tuple(map(_cursor, state[name])) for name in ("places", "marks"))
             drawn = None if state["drawn"] is None else Drawn.from_json(state["drawn"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         if isinstance(error, PenstockError):
             raise
         raise _damaged(repr(error)) from error

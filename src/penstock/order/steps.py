@@ -256,14 +256,12 @@ class MixedSteps:
         """
         assert position.drawn is not None
         limits = self._limits_reached(position) if self._limited else None
-        known: set[int] = set()
+        known: dict[int, int] = {}
         while True:
             ids, drawn = self.mixture.draw(position.drawn, count, limits)
-            fresh = set(np.unique(ids).tolist()) - known if limits is not None else None
-            if not fresh or limits is None:
-                break
-            found = {which: self._limit(which, position, count) for which in fresh}
-            if all(limit is None or limit > drawn.counts[which] for which, limit in found.items()):
+            fresh = {} if limits is None else {which: n for which, n in _drawn(ids) if n > known.get(which, 0)}
+            found = {which: self._limit(which, position, n) for which, n in fresh.items()}
+            if limits is None or all(limit is None for limit in found.values()):
                 break
             known |= fresh
             for which, limit in found.items():
@@ -285,11 +283,15 @@ class MixedSteps:
         return limits
 
     def _limit(self, which: int, position: Position, count: int) -> int | None:
-        """Most samples of a source in all, if the next `count` could reach them."""
+        """Most samples of a source in all, if the next `count` of it reach them."""
         assert position.drawn is not None
         source, cursor = self.sources[which], position.cursors[which]
         last = self._last_epoch(source, position.epoch_starts[which])
-        left = None if last is None else samples_left(source.order, cursor, last, count)
+        if last is None:
+            return None
+        if source.order.even is None and cursor.epoch < last:
+            source.order.read(cursor, count)  # which are needed next, and say how many the window has
+        left = samples_left(source.order, cursor, last, count)
         return None if left is None else position.drawn.counts[which] + left
 
     def _has_passed(self, position: Position) -> bool:

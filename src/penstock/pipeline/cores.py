@@ -25,13 +25,26 @@ SINGLE_THREAD = {
 """Variables that NumPy, numba, Rust and tokenizer libraries read when they are loaded."""
 
 
+_share: int | None = None
+"""Cores of this process, if it is one of several workers on a machine."""
+
+
+def share_machine(cores: int) -> None:
+    """Have this process, and libraries that it loads from now on, use no more than some of the machine's cores."""
+    global _share
+    _share = max(1, cores)
+    for name, value in SINGLE_THREAD.items():
+        os.environ.setdefault(name, str(_share) if value == "1" else value)
+
+
 def available_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
-    """Cores this process may use: those it is bound to, or fewer if a container limits its CPU time."""
+    """Cores this process may use: those it is bound to, or fewer if a container or its share of the machine is less."""
     try:
         bound = len(os.sched_getaffinity(0))
     except AttributeError:  # macOS and Windows have no affinity mask to ask
         bound = os.cpu_count() or 1
-    return max(1, min([bound, *(math.ceil(quota) for quota in _quotas(proc, cgroup))]))
+    shares = [bound] if _share is None else [bound, _share]
+    return max(1, min([*shares, *(math.ceil(quota) for quota in _quotas(proc, cgroup))]))
 
 
 def single_thread_environment() -> dict[str, str]:

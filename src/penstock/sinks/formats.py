@@ -38,7 +38,7 @@ from penstock.pipeline.stages import Sink
 from penstock.plugins import formats
 from penstock.sinks.delta import DeltaSink
 from penstock.sinks.file_sink import FileSink, Writer
-from penstock.sinks.row_groups import RowGroups, joined
+from penstock.sinks.row_groups import GroupCuts, joined
 from penstock.sinks.services import open_service
 from penstock.types import to_rows
 
@@ -166,7 +166,7 @@ class _ParquetWriter:
         self._file, self._schema = file, schema
         self._compression, self._level, self._dictionary = compression, level, dictionary
         self._row_group_bytes, self._at_once = row_group_bytes, groups_at_once
-        self._groups = RowGroups(row_group_bytes)
+        self._groups = GroupCuts(row_group_bytes)
         self._pending: list[pa.RecordBatch] = []
         self._held = 0
         """Bytes of the rows that are not encoded yet."""
@@ -271,7 +271,7 @@ class _ArrowWriter:
         options = pa.ipc.IpcWriteOptions(compression=compression, emit_dictionary_deltas=True)
         self._file = HashedFile(file)
         self._writer = pa.ipc.new_file(self._file, schema, options=options)
-        self._groups = RowGroups(_BATCH_BYTES)
+        self._groups = GroupCuts(_BATCH_BYTES)
         self._pending: list[pa.RecordBatch] = []
         self._held = 0
         self._known: dict[int, pa.Array] = {}

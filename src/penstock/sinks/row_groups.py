@@ -17,7 +17,7 @@ from penstock.store.shard_writer import any_row_bytes, without_hidden
 _LONG_BYTES = 1 << 20
 
 
-class RowGroups:
+class GroupCuts:
     """Cuts a stream of batches into groups: one ends with the row that fills it; a row that is much longer is alone."""
 
     def __init__(self, group_bytes: int) -> None:

@@ -217,14 +217,14 @@ def test_resuming_without_a_directory_is_refused_with_the_remedy() -> None:
 def test_a_bad_row_behind_it_is_skipped_and_no_other_is_lost() -> None:
     """Looking for the bad row runs batches again: what was seen in a failed attempt must be forgotten.
 
-    So is the bad row itself: its copy stays.
+    The bad row itself was seen: which rows are copies does not depend on the stages behind.
     """
     rows = corpus()
     bad = {3, 40, 41, 99}
     for stages in (dedup_stages(ExactDedup(), MinHashDedup()), [ExactDedup(), MinHashDedup()]):
         config = PipelineConfig(on_error="skip")
         got = kept(rows, [*stages, FailingTransform("n", bad)], config=config)
-        assert got == kept([row for row in rows if row["n"] not in bad], stages)
+        assert got == [n for n in kept(rows, stages) if n not in bad]
 
 
 SCRIPT = """

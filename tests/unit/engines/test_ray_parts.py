@@ -35,6 +35,7 @@ class Head:
     def __init__(self, *nodes: dict[str, Any]) -> None:
         self._nodes, self.gone = nodes, threading.Event()
         self.stuck = threading.Event()
+        self.get_runtime_context = lambda: SimpleNamespace(get_node_id=lambda: "1")
         self.util = SimpleNamespace(client=SimpleNamespace(ray=SimpleNamespace(is_connected=lambda: False)))
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -94,6 +95,17 @@ def test_a_head_that_is_gone_stops_the_job_and_blocks_nothing(quick: None, monke
         executor.close()
 
 
+def test_a_driver_whose_node_has_left_the_cluster_stops(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    head = Head(node("1", 1, alive=False), node("2", 1))
+    executor = RayExecutor("10.0.0.1:6379")
+    executor._ray = head
+    executor._table.start(head)
+    executor._waiting.append(Task("a", "map"))
+    with pytest.raises(StalledError, match="the node on which this process runs has left the Ray cluster"):
+        executor.wait(60)
+    executor.close()
+
+
 def test_a_cluster_without_room_for_a_task_is_an_error(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_executor, "_NO_ROOM_SECONDS", 0.01)
     head = Head(node("1", 4))
@@ -112,8 +124,9 @@ def test_a_cluster_without_room_for_a_task_is_an_error(quick: None, monkeypatch:
 
 @pytest.mark.parametrize("address", ["head", "http://head:6379", "head:99999", "ray://head", ""])
 def test_an_address_that_is_none_is_refused(no_connection: None, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_ADDRESS", "also none")
-    with pytest.raises(ConfigError, match="is no address of a Ray cluster; expected 'host:port'"):
+    monkeypatch.setenv("RAY_ADDRESS", "http://head:8265")
+    named = repr(address) if address else r"'http://head:8265' \(of RAY_ADDRESS\)"
+    with pytest.raises(ConfigError, match=f"{named} is no address of a Ray cluster; expected 'host:port'"):
         connect(address, None, 1.0)
 
 

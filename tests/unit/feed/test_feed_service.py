@@ -27,6 +27,7 @@ from penstock.feed import connection as connections
 from penstock.feed.batch_groups import FeedPosition
 from penstock.feed.job import block_steps
 from penstock.feed.protocol import BATCH_COLUMNS, MalformedMessageError, decode, encode, ending, schema_of
+from penstock.feed.server import is_loopback
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.memory import MemoryBudget
@@ -335,6 +336,11 @@ def test_a_token_is_asked_for_and_shown_nowhere(
         remote(server.address).close()
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "example.com"])
+def test_this_machine_is_known_by_its_addresses(host: str) -> None:
+    assert is_loopback(host) == (host in ("127.0.0.1", "127.0.0.3", "localhost", "::1"))
+
+
 def test_other_machines_need_a_token(store: Path, caplog: pytest.LogCaptureFixture) -> None:
     with local(store) as loader:
         with pytest.raises(ConfigError, match=r"0\.0\.0\.0.*token"):
@@ -441,6 +447,8 @@ def test_a_remote_loader_works_in_spawned_processes_and_says_so_in_forked_ones(s
         (["--token-file", "nowhere"], "nowhere"),
         (["--token-file", "empty"], "expected a token"),
         (["--budget", "much"], "much"),
+        (["--replicas", "2"], "--engine ray"),
+        (["--engine", "spark"], "unknown engine 'spark'"),
     ],
 )
 def test_bad_options_of_the_command_are_refused(

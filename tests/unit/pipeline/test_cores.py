@@ -82,3 +82,19 @@ def test_no_module_but_one_asks_for_the_number_of_cores() -> None:
 def test_importing_penstock_sets_no_variable() -> None:
     code = "import os; before = dict(os.environ); import penstock, penstock.pipeline; assert dict(os.environ) == before"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_process_that_shares_a_machine_has_no_more_than_its_share(
+    sixteen: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(cores, "_share", None)
+    for name in cores.SINGLE_THREAD:
+        monkeypatch.setenv(name, "")  # so that it is as before after the test
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "7")
+    cores.share_machine(2)
+    assert available_cores(**container(tmp_path, "", {})) == 2
+    assert (os.environ["OMP_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"]) == ("2", "false")
+    assert os.environ["RAYON_NUM_THREADS"] == "7"
+    cores.share_machine(0)
+    assert available_cores() == 1

@@ -101,3 +101,30 @@ def test_what_waits_is_charged_and_given_back() -> None:
     assert next(ahead) == b"x" * 1000
     ahead.close()
     assert budget.used == 0
+
+
+def test_waiting_for_the_next_item_has_an_end() -> None:
+    go = threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        go.wait()
+        yield 2
+
+    ahead = ReadAhead(items(), 1)
+    assert ahead.wait(60)
+    assert next(ahead) == 1
+    assert not ahead.wait(0.01)
+    go.set()
+    assert ahead.wait(60)
+    assert list(ahead) == [2]
+    assert ahead.wait(60), "the end needs no waiting either"
+
+
+def test_one_item_is_always_on_its_way_even_without_room() -> None:
+    budget = MemoryBudget(100)
+    with budget.reserve(100, "others"):
+        ahead = ReadAhead(iter(range(5)), 3, budget=budget, size=lambda _: 60, always_one=True)
+        assert list(ahead) == list(range(5))
+    ahead.close()
+    assert budget.used == 0
