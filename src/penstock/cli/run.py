@@ -100,7 +100,7 @@ def run(
     extent = Extent.of(described.pipeline.source)
     if dry_run:
         problems = Problems()
-        columns = check_columns(described, problems)
+        columns = check_columns(described, problems, scan=engine in (None, "local"))
         problems.check(str(pipeline))
         facts = _facts(described, extent) | {"columns": columns.columns, "columns_unknown_after": columns.unknown}
         if as_json:
@@ -196,9 +196,15 @@ class ColumnCheck:
     """Columns after the last checked step."""
 
 
-def check_columns(described: PipelineFile, problems: Problems) -> ColumnCheck:
-    """Add a problem for every step that names a missing column; the steps run on a batch without rows."""
+def check_columns(described: PipelineFile, problems: Problems, *, scan: bool = True) -> ColumnCheck:
+    """Add a problem for every step that names a missing column; the steps run on a batch without rows.
+
+    Without `scan`, nothing is checked if all rows would have to be read for it.
+    """
     found = ColumnCheck()
+    if not scan and not getattr(described.pipeline.source, "has_schema", True):
+        found.unknown = "the columns are found by the job, from all rows; give the source a schema to check them now"
+        return found
     try:
         schema = getattr(described.pipeline.source, "schema", None)
     except QueueNotFoundError:

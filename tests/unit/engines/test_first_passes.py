@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import pkgutil
 import random
 import tempfile
 from pathlib import Path
@@ -12,12 +14,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
+import penstock
 from penstock import Pipeline, PipelineConfig
+from penstock.cli.main import app
 from penstock.engines.driver import JobOptions
 from penstock.engines.executor import InProcess, Outcome
-from penstock.engines.run import JobEngine
-from penstock.errors import ConfigError, PenstockError, ResumeError
+from penstock.engines.run import JobEngine, RayEngine
+from penstock.errors import ConfigError, PenstockError, ResumeError, StageError, UnfinishedJobError
 from penstock.pipeline.stages import Transform
 from penstock.sources import CsvSource, JsonlSource
 from penstock.transforms import ExactDedup, Filter, Map, MinMaxScaler, OneHotEncoder, OrdinalEncoder, StandardScaler
@@ -227,3 +232,81 @@ def test_fit_names_transforms_of_the_pipeline_that_can_be_fitted(tmp_path: Path)
         pipeline.run(fit=[StandardScaler("x")])
     with pytest.raises(ConfigError, match=r"Filter.*no method fit"):
         pipeline.run(fit=[keep])
+
+
+def test_a_yaml_file_with_fits_runs_on_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(RayEngine, "job_engine", lambda self: SPLITS)
+    Path("rows.jsonl").write_text("\n".join(json.dumps({"x": n / 7, "kind": "ab"[n % 2]}) for n in range(40)))
+    Path("p.yaml").write_text(
+        "source: rows.jsonl\n"
+        "transforms:\n"
+        "  - standard_scaler: {columns: [x], fit: true}\n"
+        "  - ordinal_encoder: {columns: [kind], fit: true}\n"
+        "sink: out.jsonl\n"
+    )
+    runner = CliRunner()
+    assert runner.invoke(app, ["run", "p.yaml", "--quiet"]).exit_code == 0
+    local = Path("out.jsonl").read_bytes()
+    monkeypatch.setattr(JsonlSource, "_scan", lambda self, blocks: pytest.fail("all rows were read on the driver"))
+    planned = runner.invoke(app, ["run", "p.yaml", "--dry-run", "--engine", "ray"])
+    assert "each split   types of the columns" in planned.output
+    assert "each split   fit of StandardScaler('x'): statistics of the splits are merged" in planned.output
+    Path("out.jsonl").unlink()
+    assert runner.invoke(app, ["run", "p.yaml", "--quiet", "--engine", "ray"]).exit_code == 0
+    assert Path("out.jsonl").read_bytes() == local
+
+
+def test_shares_find_types_together(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"n": n / 2, f"c{n}": n}) for n in range(30)))
+
+    def run(share: tuple[int, int] | None) -> None:
+        engine = JobEngine(options=SPLITS.options, share=share)
+        Pipeline(JsonlSource(tmp_path / "rows.jsonl"), [], tmp_path / "out.jsonl").run(tmp_path / "job", engine=engine)
+
+    for number in range(3):
+        with pytest.raises(UnfinishedJobError):
+            run((number, 3))
+    run(None)
+    job = (tmp_path / "out.jsonl").read_bytes()
+    Pipeline(JsonlSource(tmp_path / "rows.jsonl"), [], tmp_path / "local.jsonl").run()
+    assert job == (tmp_path / "local.jsonl").read_bytes()
+
+
+class Deadly(InProcess):
+    """An executor whose workers die with one split."""
+
+    def wait(self, timeout_seconds: float) -> list[Outcome]:
+        if self._waiting and self._waiting[0].name.endswith("-000001"):
+            return [Outcome(self._waiting.popleft(), crash="killed")]
+        return super().wait(timeout_seconds)
+
+
+def test_a_split_that_kills_its_workers_in_a_first_pass_is_left_out_if_asked(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n".join(json.dumps({"x": float(n)}) for n in range(60)))
+
+    def run(on_crash: str) -> StandardScaler:
+        scaler = StandardScaler("x")
+        options = JobOptions(split_bytes=120, on_crash=on_crash)
+        pipeline = Pipeline(JsonlSource(tmp_path / "rows.jsonl"), [scaler], tmp_path / "out.jsonl")
+        pipeline.run(engine=JobEngine(executor=Deadly, options=options), fit=[scaler])
+        return scaler
+
+    with pytest.raises(StageError, match=r"rows\.jsonl, from byte"):
+        run("raise")
+    learned = run("skip").learned("x").count
+    assert learned == len((tmp_path / "out.jsonl").read_text().splitlines()) < 60
+
+
+def test_no_transform_of_penstock_needs_one_place() -> None:
+    for _, name, _ in pkgutil.walk_packages(penstock.__path__, "penstock."):
+        if name.split(".")[1] in ("transforms", "corpus", "chat", "templates"):
+            importlib.import_module(name)
+    found, waiting = [], [Transform]
+    while waiting:
+        kinds = waiting.pop().__subclasses__()
+        waiting += kinds
+        found += [kind for kind in kinds if kind.__module__.startswith("penstock.")]
+    assert {"Decontaminate", "Tokenize", "FormatChat", "MinHashDedup"} <= {kind.__name__ for kind in found}
+    ordered = [kind for kind in found if hasattr(kind, "state_dict") or hasattr(kind, "finish")]
+    assert [kind.__name__ for kind in ordered if not hasattr(kind, "row_keys")] == []
