@@ -6,7 +6,7 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.engines.exchange import write_index
 from penstock.engines.executor import Executor, Outcome, Task
+from penstock.engines.first_passes import NOTHING_FOUND, FirstPasses
 from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, SPLITS_NAME, JobDirectory
 from penstock.engines.parts import schema_of, schema_text
 from penstock.engines.plan import JobPlan
@@ -87,10 +88,12 @@ class Driver:
         share: tuple[int, int] | None = None,
         *,
         temporary: bool = False,
+        fit: Sequence[int] = (),
     ) -> None:
         self._pipeline, self._directory, self._executor = pipeline, directory, executor
         self._options, self._progress, self._share, self._temporary = options, progress, share, temporary
         self._plan = JobPlan.of(pipeline)
+        self._passes = FirstPasses(pipeline, self._plan, directory, fit)
         self._started = time.monotonic()
         self._crashes: Counter[str] = Counter()
         self._finished = self._tasks = self._bytes_done = 0
@@ -150,7 +153,8 @@ class Driver:
         resumable = isinstance(self._pipeline.sink, Durable) and isinstance(self._pipeline.source, Stateful)
         resumable &= all(t.resumable for t in self._pipeline.transforms if isinstance(t, Remembering))
         place = f"{self._directory.place.rstrip('/')}/join"
-        report = self._pipeline.run(place if resumable else None, progress=self._progress)
+        fit = [self._pipeline.transforms[position] for position in self._passes.fits.joined]
+        report = self._pipeline.run(place if resumable else None, progress=self._progress, fit=fit)
         self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
         return report
 
@@ -170,6 +174,7 @@ class Driver:
         self._executor.start(work, checks)
         last = len(self._plan.phases) - 1
         for number in range(last + 1):
+            self._passes.run(work, number, lambda tasks: self._run_first(work, tasks), lambda: self._learn(None))
             records = PhaseRecords(len(work.bundles), number)
             self._phases.append(records)
             self._run_tasks(list(self._map_tasks(work, number)), records)
@@ -194,6 +199,7 @@ class Driver:
             nodes=int(self._executor.snapshot().get("nodes", 1)),
             started=self._started,
             run_tasks=self._run_tasks,
+            fit=self._passes.fits.joined,
         )
         report = results.finish()
         self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
@@ -207,9 +213,11 @@ class Driver:
             bundles = [Bundle.of(each) for each in saved["bundles"]]
         else:
             bundles = bundles_of(self._pipeline.source, self._split_bytes())
-        self._learn(saved)
+        self._passes.fit_here()
         source, sink = self._pipeline.source, self._pipeline.sink
-        _ = getattr(source, "schema", None)  # known before tasks are sent out, since it needs all rows
+        if not self._passes.pending:
+            self._learn(saved)
+            _ = getattr(source, "schema", None)  # known before tasks are sent out
         close = getattr(source, "close", None)
         if callable(close):
             close()
@@ -259,14 +267,15 @@ class Driver:
             "sink": stage_name(pipeline.sink),
             "on_error": pipeline.config.on_error,
             "inputs": self._inputs(),
+            "fit": self._passes.fits.all(),
         }
 
     def _check_same(self, saved: dict[str, Any]) -> None:
         mine = self._identity()
-        for name in ("pipeline", "functions", "sink", "on_error", "inputs"):
+        what = {"inputs": "other input files", "on_error": "another on_error", "sink": "another sink"}
+        what |= {"functions": "other code in its functions", "fit": "other transforms to fit"}
+        for name in ("pipeline", *what):
             if saved.get(name) != mine[name]:
-                what = {"inputs": "other input files", "on_error": "another on_error", "sink": "another sink"}
-                what["functions"] = "other code in its functions"
                 raise ResumeError(
                     f"the job in {self._directory.shown} has {what.get(name, 'other stages')} ({saved.get('stages')}); "
                     "run it with the same ones, delete the directory, or choose another one"
@@ -302,6 +311,7 @@ class Driver:
         for phase in self._plan.phases:
             first += [] if phase.drops is None else [KeysTakenOff(phase.drops)]
             first += phase.transforms
+        first = self._passes.cut(first)
         probe = Pipeline(pipeline.source, first, None, config, pipeline.budget)
         with closing(iter(probe)) as batches:  # type: ignore[type-var]
             for _ in batches:
@@ -321,7 +331,7 @@ class Driver:
     def _map_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
         names = [entry[0] for entry in work.inputs]
         for index, bundle in enumerate(work.bundles):
-            arguments: dict[str, Any] = {"phase": number, "number": index}
+            arguments: dict[str, Any] = {"phase": number, "number": index, "learned": list(self._passes.names)}
             if number:
                 arguments["tasks"] = len(work.bundles)
             else:
@@ -333,6 +343,16 @@ class Driver:
             arguments = {"phase": number, "partition": partition}
             name = f"duplicates-{number}-{partition:04d}"
             yield Task(name, "duplicates", arguments, f"partition {partition} of the keys")
+
+    def _run_first(self, work: JobWork, tasks: Sequence[Task]) -> None:
+        """Run tasks that everything after them needs: those of another share too, if it has not done them."""
+        if self._share is None:
+            self._run_tasks(tasks)
+            return
+        at = len(tasks) * self._share[0] // self._share[1]
+        for task in (*tasks[at:], *tasks[:at]):
+            if self._directory.read_json(f"done/{task.name}") is None:
+                work(task)
 
     def _run_tasks(self, order: Sequence[Task], records: PhaseRecords | None = None) -> list[dict[str, Any]]:
         """Run tasks that are not done yet; what each has noted, unless there are records to take it. Of several that
@@ -392,7 +412,8 @@ class Driver:
                 log.warning("%s: %s, on node %s; it is run again", task.described, outcome.crash, outcome.node)
                 pending.appendleft(task)
                 return
-            if self._options.on_crash == "raise" or task.kind != "map" or task.arguments["phase"]:
+            first = task.kind in ("types", "fit")
+            if self._options.on_crash == "raise" or not (first or task.kind == "map") or task.arguments["phase"]:
                 reason = (
                     f"{task.described}: {_MOST_CRASHES} workers in a row died with it ({outcome.crash}); give its "
                     "tasks more memory, mend or leave out the rows, or pass on_crash='skip'"
@@ -400,6 +421,9 @@ class Driver:
                 run.fail(number, StageError(reason, stage=str(self._pipeline)))
                 return
             log.error("%s is left out: %d workers died with it (%s)", task.described, _MOST_CRASHES, outcome.crash)
+            if first:
+                self._directory.finish(task.name, NOTHING_FOUND)
+                return
             record = self._lost(task, f"{_MOST_CRASHES} workers in a row died with it ({outcome.crash})")
             self._directory.finish(task.name, record)
             run.take(number, record)
@@ -417,22 +441,26 @@ class Driver:
 
     def _located(self, error: Exception, task: Task) -> Exception:
         """An error of a row with its number in the file, which the task does not know."""
-        if task.kind != "map" or task.arguments["phase"] or not isinstance(error, DataError | StageError):
+        if task.kind not in ("map", "fit") or task.arguments["phase"] or not isinstance(error, DataError | StageError):
             return error
         if error.row is None or error.file is None:
             return error
         names = [entry[0] for entry in self._inputs()]
         before = 0
         for number in range(task.arguments["number"]):
-            part = self._phases[0].parts[number]
-            if part is None:  # the work of another process
+            counted = self._counted(task, number)
+            if counted is None:  # the work of another process
                 return moved(error, None)
-            before += sum(
-                records
-                for file, records in zip(part.files, part.records)
-                if records is not None and names[file] == error.file
-            )
+            before += sum(records for file, records in counted if records is not None and names[file] == error.file)
         return moved(error, before) if before else error
+
+    def _counted(self, task: Task, number: int) -> Iterable[tuple[int, int | None]] | None:
+        """File and number of records of each split of an earlier task of the same step."""
+        if task.kind == "map":
+            part = self._phases[0].parts[number]
+            return None if part is None else zip(part.files, part.records)
+        record = self._directory.record(f"{task.name.rpartition('-')[0]}-{number:06d}")
+        return zip(record["files"], record["records"])
 
     def _show(self) -> None:
         if self._progress is not None:

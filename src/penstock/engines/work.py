@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from penstock.engines.exchange import KeyFile, dropped_rows, find_duplicates
 from penstock.engines.executor import Task
+from penstock.engines.first_passes import fit_part, take_facts
 from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import EncodedSink, PartSink, part_batches, schema_of, schema_text
 from penstock.engines.plan import JobPlan
 from penstock.engines.records import add_stages, empty_record, task_name
+from penstock.engines.row_types import scan_splits
 from penstock.engines.shards import write_shard
 from penstock.engines.splits import Bundle, split_source
 from penstock.errors import ChangedFileError, DataError, StageError
@@ -46,6 +48,8 @@ class JobWork:
     """The sink whose bytes tasks make, if they do."""
     bundles: list[Bundle] = field(default_factory=list)
     _directory: JobDirectory | None = None
+    _learned: set[str] = field(default_factory=set)
+    """Names of what this process has taken from first passes."""
 
     @property
     def directory(self) -> JobDirectory:
@@ -54,10 +58,14 @@ class JobWork:
         return self._directory
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_directory": None, "bundles": []}
+        return self.__dict__ | {"_directory": None, "bundles": [], "_learned": set()}
 
     def __call__(self, task: Task) -> dict[str, Any]:
         """Do a task, and note in the directory that it is done; what was noted."""
+        for name in task.arguments.get("learned", ()):
+            if name not in self._learned:
+                take_facts(self, self.directory.record(name))
+                self._learned.add(name)
         made: dict[str, Any] = getattr(self, f"_{task.kind}")(task)
         self.directory.finish(task.name, made)
         return made
@@ -165,6 +173,17 @@ class JobWork:
                 if count:
                     with open(folder / f"bad-{run}", "rb") as lines:
                         target.writelines(lines if known else map(row_unknown, lines))
+
+    # -- first passes ------------------------------------------------------------------------------------------------
+
+    def _types(self, task: Task) -> dict[str, Any]:
+        splits = Bundle.of(task.arguments["splits"]).splits
+        for number in {split.file for split in splits if split.file < len(self.inputs)}:
+            self._check_unchanged(number)
+        return scan_splits(self.source, splits)
+
+    def _fit(self, task: Task) -> dict[str, Any]:
+        return fit_part(self, task, self._sources(task, Counter()))
 
     # -- keys and shards ---------------------------------------------------------------------------------------------
 
