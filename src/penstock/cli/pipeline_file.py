@@ -73,6 +73,11 @@ class PipelineFile:
     steps: tuple[Any, ...] = ()
     """The transforms as the file lists them."""
 
+    @property
+    def fit(self) -> list[Transform]:
+        """The transforms that have to be fitted first."""
+        return [self.pipeline.transforms[position] for position in self.to_fit]
+
 
 def spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
     """`source: <path>` as `source: {path: <path>}`, so that `--set source.columns=[text]` works."""

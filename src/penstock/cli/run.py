@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import logging
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,7 +27,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelled_out
 from penstock.corpus.dedup.stages import Dedup
-from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
+from penstock.errors import PenstockError, QueueNotFoundError
 from penstock.files.documents import read_document, set_value
 from penstock.files.filesystems import output_place, shown, shown_place
 from penstock.files.objects import bucket_has
@@ -36,36 +36,15 @@ from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, Report
 from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.pipeline.functions import FunctionStage
+from penstock.pipeline.pipeline import fit_transforms
 from penstock.types.conversion import Problems
 
 _PROGRESS_SECONDS = 0.25
 
 
-def fit_transforms(pipeline: Pipeline, positions: tuple[int, ...], console: Console | None) -> None:
-    """Fit the transforms at these positions, each in its own pass over the source and the transforms before it.
-
-    Afterwards source and transforms are reset. Bad rows that the run skips or quarantines are skipped.
-    """
-    config = replace(pipeline.config, batch_rows="auto", quarantine=None)
-    if config.on_error == "quarantine":
-        config = replace(config, on_error="skip")  # only the run itself writes quarantined rows
-    for position in positions:
-        learner: Any = pipeline.transforms[position]
-        before = Pipeline(pipeline.source, pipeline.transforms[:position], None, config, pipeline.budget)
-        with contextlib.closing(_watched(before, f"fitting {learner!r} on {before}", console)) as batches:
-            learner.fit(batches)
-        for stage in (pipeline.source, *before.transforms):
-            reset = getattr(stage, "reset", None)
-            if callable(reset):
-                reset()
-            elif stage is pipeline.source:
-                raise ConfigError(f"{stage!r} can be read only once, so {learner!r} cannot be fitted on it")
-
-
-def _watched(pipeline: Pipeline, title: str, console: Console | None) -> Generator[pa.RecordBatch, None, None]:
-    if console is None:
-        yield from pipeline
-        return
+def _watched(console: Console, pipeline: Pipeline, learner: Any) -> Generator[pa.RecordBatch, None, None]:
+    """Batches on which a transform is fitted, with a display of the progress."""
+    title = f"fitting {learner!r} on {pipeline}"
     with progress_on(console, Extent.of(pipeline.source), title) as progress:
         shown_at = time.monotonic()
         for batch in pipeline:
@@ -121,7 +100,7 @@ def run(
     extent = Extent.of(described.pipeline.source)
     if dry_run:
         problems = Problems()
-        columns = check_columns(described, problems)
+        columns = check_columns(described, problems, scan=engine in (None, "local"))
         problems.check(str(pipeline))
         facts = _facts(described, extent) | {"columns": columns.columns, "columns_unknown_after": columns.unknown}
         if as_json:
@@ -129,7 +108,7 @@ def run(
         else:
             typer.echo("\n".join(_lines(described, extent, columns)))
             if engine not in (None, "local"):
-                typer.echo(described.pipeline.explain(engine))
+                typer.echo(described.pipeline.explain(engine, fit=described.fit))
         return
     kept = described.checkpoint
     stopped = f"the same command resumes from {shown_place(kept)}" if kept else "unfinished output was removed"
@@ -145,11 +124,14 @@ def _run(described: PipelineFile, extent: Extent, engine: str | None, *, quiet: 
     pipeline = described.pipeline
     console = Console(stderr=True)
     with log_lines(console, logging.WARNING if quiet else logging.INFO):
-        fit_transforms(pipeline, described.to_fit, None if quiet else console)
+        fit: Sequence[Any] = described.fit
+        if engine in (None, "local"):
+            fit = ()
+            fit_transforms(pipeline, described.to_fit, None if quiet else partial(_watched, console))
         if quiet:
-            return pipeline.run(described.checkpoint, engine=engine)
+            return pipeline.run(described.checkpoint, engine=engine, fit=fit)
         with progress_on(console, extent, str(pipeline)) as progress:
-            return pipeline.run(described.checkpoint, progress=progress, engine=engine)
+            return pipeline.run(described.checkpoint, progress=progress, engine=engine, fit=fit)
 
 
 def _resumes(described: PipelineFile) -> bool:
@@ -214,9 +196,15 @@ class ColumnCheck:
     """Columns after the last checked step."""
 
 
-def check_columns(described: PipelineFile, problems: Problems) -> ColumnCheck:
-    """Add a problem for every step that names a missing column; the steps run on a batch without rows."""
+def check_columns(described: PipelineFile, problems: Problems, *, scan: bool = True) -> ColumnCheck:
+    """Add a problem for every step that names a missing column; the steps run on a batch without rows.
+
+    Without `scan`, nothing is checked if all rows would have to be read for it.
+    """
     found = ColumnCheck()
+    if not scan and not getattr(described.pipeline.source, "has_schema", True):
+        found.unknown = "the columns are found by the job, from all rows; give the source a schema to check them now"
+        return found
     try:
         schema = getattr(described.pipeline.source, "schema", None)
     except QueueNotFoundError:

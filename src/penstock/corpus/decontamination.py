@@ -80,8 +80,7 @@ class Decontaminate(CountingTransform):
         owner = np.repeat(np.arange(len(found), dtype=np.uint16), [len(hashes) for hashes in found])
         order = np.argsort(every, kind="stable")
         self._hashes, self._owners = every[order], owner[order]
-        self._maybe = np.zeros(1 << max(10, int(8 * len(self._hashes)).bit_length()), np.bool_)
-        self._maybe[self._hashes & np.uint64(len(self._maybe) - 1)] = True
+        self._maybe = _flags(self._hashes)
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         text = as_text(column(batch, self.column), self.column)
@@ -95,6 +94,14 @@ class Decontaminate(CountingTransform):
             return append(batch, self.into, names)
         self.count(reasons)
         return keep_rows(batch, ~bad) if bad.any() else batch
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the flags, which are most of the bytes and are made again in milliseconds."""
+        return {name: value for name, value in self.__dict__.items() if name != "_maybe"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__ |= state
+        self._maybe = _flags(self._hashes)
 
     def memory_usage(self) -> int:
         return int(self._hashes.nbytes + self._owners.nbytes + self._maybe.nbytes)
@@ -145,6 +152,13 @@ class Decontaminate(CountingTransform):
             bad = (number >= self.min_grams) & (number >= self.min_share * (words[touched] - self.n + 1))
             owners[first + touched[bad]] = hits.argmax(axis=1)[bad]
         return owners
+
+
+def _flags(hashes: Hashes) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Flags by the lower bits of hashes: most n-grams of training text are told apart by one look."""
+    flags = np.zeros(1 << max(10, int(8 * len(hashes)).bit_length()), np.bool_)
+    flags[hashes & np.uint64(len(flags) - 1)] = True
+    return flags
 
 
 def _arrays(texts: Texts, name: str) -> Iterator[pa.Array]:

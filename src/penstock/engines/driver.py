@@ -6,46 +6,40 @@ import logging
 import secrets
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
-import xxhash
 
-from penstock.corpus.raw_rows import describe_transforms
 from penstock.engines.exchange import write_index
 from penstock.engines.executor import Executor, Outcome, Task
+from penstock.engines.first_passes import NOTHING_FOUND, FirstPasses
+from penstock.engines.identity import JobIdentity
 from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, SPLITS_NAME, JobDirectory
 from penstock.engines.parts import schema_of, schema_text
 from penstock.engines.plan import JobPlan
 from penstock.engines.records import PhaseRecords, add_stages, bottleneck, finished_stages, lost_record, task_name
 from penstock.engines.results import SINK_NAME, Results
 from penstock.engines.splits import Bundle, bundles_of, count_records, described
-from penstock.engines.work import JobWork, input_mark, moved
+from penstock.engines.work import JobWork, moved
 from penstock.errors import (
     ChangedFileError,
     ConfigError,
     DataError,
     FailureBudgetError,
-    ResumeError,
     SchemaError,
     StageError,
     UnfinishedJobError,
 )
-from penstock.files.filesystems import shown
-from penstock.files.states import to_json
-from penstock.pipeline.chain import Inferring, stage_name
-from penstock.pipeline.checkpoint import fingerprint, is_there
+from penstock.pipeline.chain import Inferring
 from penstock.pipeline.functions import FunctionStage
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Durable, FirstOfKey, Remembering, Stateful, Transform
+from penstock.pipeline.stages import Durable, Remembering, Stateful
 from penstock.sinks import StoreSink
 from penstock.sinks.file_sink import FileSink
-from penstock.sources.memory import MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import has_files, input_files
 
@@ -54,8 +48,6 @@ log = logging.getLogger("penstock.engines")
 Progress = Callable[[dict[str, Any]], None]
 _WAIT_SECONDS = 0.25
 _MOST_CRASHES = 3
-_SAME = ("pipeline", "contents", "sink", "on_error", "inputs")
-"""Facts of a job that may not change before it is resumed."""
 _KEY_BYTES = 24
 """Bytes of an entry of a key, with some room."""
 
@@ -95,18 +87,17 @@ class Driver:
         share: tuple[int, int] | None = None,
         *,
         temporary: bool = False,
+        fit: Sequence[int] = (),
     ) -> None:
         self._pipeline, self._directory, self._executor = pipeline, directory, executor
         self._options, self._progress, self._share, self._temporary = options, progress, share, temporary
         self._plan = JobPlan.of(pipeline)
-        self._contents = [
-            xxhash.xxh3_64_hexdigest(text.encode()) for text in describe_transforms(pipeline.transforms)[0]
-        ]
-        """What decides the rows that each transform gives, before any of them has learned or counted anything."""
+        self._passes = FirstPasses(pipeline, self._plan, directory, fit)
+        self._identity = JobIdentity(pipeline, self._passes.fits.all())
         self._started = time.monotonic()
         self._crashes: Counter[str] = Counter()
         self._finished = self._tasks = self._bytes_done = 0
-        self._mark = ""
+        self._mark, self._splits = "", 0
         self._phases: list[PhaseRecords] = []
 
     # -- plan --------------------------------------------------------------------------------------------------------
@@ -125,6 +116,8 @@ class Driver:
                 # processes have made for `join` stays.
                 if self._temporary and _is_final(error) and self._directory.read_json(SPLITS_NAME) is None:
                     self._directory.remove()
+                    if isinstance(self._pipeline.sink, FileSink | StoreSink):
+                        self._pipeline.sink.discard()
                 raise
             if self._temporary:
                 self._directory.remove()
@@ -134,8 +127,8 @@ class Driver:
         """The job, while no other driver runs it."""
         saved = self._directory.read_json(PLAN_NAME)
         if saved is not None and saved.get("report") is not None:
-            self._check_same(saved)
-            self._check_output()
+            self._identity.check_same(saved, self._directory)
+            self._identity.check_output(self._directory)
             return Report(**saved["report"])
         sink = self._pipeline.sink
         assert sink is not None
@@ -155,15 +148,16 @@ class Driver:
     def _run_in_one_place(self, saved: dict[str, Any] | None) -> Report:
         """A pipeline whose first step needs order: there is nothing to share out."""
         if saved is not None:
-            self._check_same(saved)
+            self._identity.check_same(saved, self._directory)
         self._directory.make()
         if saved is None:
-            self._directory.write_json(PLAN_NAME, self._identity() | {"report": None})
+            self._directory.write_json(PLAN_NAME, self._identity.facts() | {"report": None})
         resumable = isinstance(self._pipeline.sink, Durable) and isinstance(self._pipeline.source, Stateful)
         resumable &= all(t.resumable for t in self._pipeline.transforms if isinstance(t, Remembering))
         place = f"{self._directory.place.rstrip('/')}/join"
-        report = self._pipeline.run(place if resumable else None, progress=self._progress)
-        self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
+        fit = [self._pipeline.transforms[position] for position in self._passes.fits.joined]
+        report = self._pipeline.run(place if resumable else None, progress=self._progress, fit=fit)
+        self._directory.write_json(PLAN_NAME, self._identity.facts() | {"report": report.to_dict()})
         return report
 
     def _run(self, saved: dict[str, Any] | None) -> Report:
@@ -182,6 +176,7 @@ class Driver:
         self._executor.start(work, checks)
         last = len(self._plan.phases) - 1
         for number in range(last + 1):
+            self._passes.run(work, number, lambda tasks: self._run_first(work, tasks), lambda: self._learn(None))
             records = PhaseRecords(len(work.bundles), number)
             self._phases.append(records)
             self._run_tasks(list(self._map_tasks(work, number)), records)
@@ -206,22 +201,25 @@ class Driver:
             nodes=int(self._executor.snapshot().get("nodes", 1)),
             started=self._started,
             run_tasks=self._run_tasks,
+            fit=self._passes.fits.joined,
         )
         report = results.finish()
-        self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
+        self._directory.write_json(PLAN_NAME, self._identity.facts() | {"report": report.to_dict()})
         self._directory.delete_parts()
         return report
 
     def _work(self, saved: dict[str, Any] | None) -> JobWork:
         """The work of the tasks: as it was planned, or planned now."""
         if saved is not None:
-            self._check_same(saved)
+            self._identity.check_same(saved, self._directory)
             bundles = [Bundle.of(each) for each in saved["bundles"]]
         else:
             bundles = bundles_of(self._pipeline.source, self._split_bytes())
-        self._learn(saved)
+        self._passes.fit_here()
         source, sink = self._pipeline.source, self._pipeline.sink
-        _ = getattr(source, "schema", None)  # known before tasks are sent out, since it needs all rows
+        if not self._passes.pending:
+            self._learn(saved)
+            _ = getattr(source, "schema", None)  # known before tasks are sent out
         close = getattr(source, "close", None)
         if callable(close):
             close()
@@ -232,14 +230,14 @@ class Driver:
             self._plan,
             replace(self._pipeline.config, quarantine=None),
             self._options.task_budget_bytes,
-            self._inputs(),
+            self._identity.inputs(),
             partitions,
             sink.encoder() if self._plan.text and isinstance(sink, FileSink) else None,
             bundles,
         )
+        self._splits = len(bundles)
         facts = {"bundles": [bundle.to_json() for bundle in bundles], "partitions": partitions}
-        plan = [facts, *(self._identity()[name] for name in _SAME)]
-        self._mark = work.mark = xxhash.xxh3_64_hexdigest(to_json(plan))
+        self._mark = work.mark = self._identity.mark(facts)
         if saved is None:
             schemas = {
                 str(number): schema_text(transform.output_schema)
@@ -247,7 +245,7 @@ class Driver:
                 if isinstance(transform, Inferring)
             }
             self._directory.make()
-            self._directory.write_json(PLAN_NAME, self._identity() | facts | {"schemas": schemas, "report": None})
+            self._directory.write_json(PLAN_NAME, self._identity.facts() | facts | {"schemas": schemas, "report": None})
         return work
 
     def _split_bytes(self) -> int:
@@ -263,54 +261,6 @@ class Driver:
         # About 1 kB of input a row, 14 keys of it, and a share of a quarter of the budget for sorting them.
         keys = sum(bundle.nbytes for bundle in bundles) // 1000 * 14 * _KEY_BYTES
         return max(1, min(4096, max(self._executor.slots, 1 + 4 * keys // self._options.task_budget_bytes)))
-
-    def _identity(self) -> dict[str, Any]:
-        pipeline = self._pipeline
-        return {
-            "pipeline": fingerprint(pipeline.source, pipeline.transforms),
-            "contents": self._contents,
-            "stages": str(pipeline),
-            "sink": [stage_name(pipeline.sink), *getattr(pipeline.sink, "part_facts", list)()],
-            "on_error": pipeline.config.on_error,
-            "inputs": self._inputs(),
-        }
-
-    def _check_same(self, saved: dict[str, Any]) -> None:
-        mine = self._identity()
-        for name in _SAME:
-            if saved.get(name) != mine[name]:
-                what = {
-                    "contents": "other code, arguments or files in its stages",
-                    "sink": "another sink, or other options of it",
-                    "on_error": "another on_error",
-                    "inputs": "other input",
-                }
-                raise ResumeError(
-                    f"the job in {self._directory.shown} has {what.get(name, 'other stages')} ({saved.get('stages')}); "
-                    "run it with the same ones, delete the directory, or choose another one"
-                )
-
-    def _check_output(self) -> None:
-        path = getattr(self._pipeline.sink, "path", None)
-        if path is not None and not is_there(path):
-            raise ResumeError(
-                f"the job in {self._directory.shown} is complete, but its output {shown(path)} is gone; delete the "
-                "directory to make it again"
-            )
-
-    def _inputs(self) -> list[list[Any]]:
-        source = self._pipeline.source
-        if not has_files(source):
-            return [[name, size, self._content] for name, size in input_files(source)]
-        return [input_mark(source, number) for number in range(len(input_files(source)))]
-
-    @cached_property
-    def _content(self) -> str:
-        """Mark of the rows of a source that has no files, as far as it can be had without reading them all."""
-        source = self._pipeline.source
-        if isinstance(source, MemorySource):
-            return " ".join(mark.xxh3 for mark in source.fingerprints(None))
-        return xxhash.xxh3_64_hexdigest(repr(getattr(source, "sampled_identity", list)()).encode())
 
     def _learn(self, saved: dict[str, Any] | None) -> None:
         """Have functions learn their columns from the first rows of the input, as they do in a local run."""
@@ -336,6 +286,7 @@ class Driver:
         for phase in self._plan.phases:
             first += [] if phase.drops is None else [phase.drops]
             first += phase.transforms
+        first = self._passes.cut(first)
         probe = Pipeline(pipeline.source, first, None, config, pipeline.budget)
         with closing(iter(probe)) as batches:  # type: ignore[type-var]
             for _ in batches:
@@ -353,19 +304,31 @@ class Driver:
     # -- tasks -------------------------------------------------------------------------------------------------------
 
     def _map_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
+        names = [entry[0] for entry in work.inputs]
         for index, bundle in enumerate(work.bundles):
-            arguments: dict[str, Any] = {"phase": number, "number": index}
+            arguments: dict[str, Any] = {"phase": number, "number": index, "learned": list(self._passes.names)}
             if number:
                 arguments["tasks"] = len(work.bundles)
             else:
                 arguments["splits"] = bundle.to_json()
-            yield Task(task_name(number, index), "map", arguments, described(self._pipeline.source, bundle))
+            yield Task(task_name(number, index), "map", arguments, described(self._pipeline.source, bundle, names))
 
     def _duplicate_tasks(self, work: JobWork, number: int) -> Iterator[Task]:
         for partition in range(work.partitions):
             arguments = {"phase": number, "partition": partition}
             name = f"duplicates-{number}-{partition:04d}"
             yield Task(name, "duplicates", arguments, f"partition {partition} of the keys")
+
+    def _run_first(self, work: JobWork, tasks: Sequence[Task]) -> None:
+        """Run tasks that everything after them needs: those of another share too, if it has not done them."""
+        if self._share is None:
+            self._run_tasks(tasks)
+            return
+        at = len(tasks) * self._share[0] // self._share[1]
+        for task in (*tasks[at:], *tasks[:at]):
+            record = self._directory.read_json(f"done/{task.name}")
+            if record is None or record["plan"] != self._mark:
+                work(task)
 
     def _run_tasks(self, order: Sequence[Task], records: PhaseRecords | None = None) -> list[dict[str, Any]]:
         """Run tasks that are not done yet; what each has noted, unless there are records to take it. Of several that
@@ -423,7 +386,7 @@ class Driver:
         following = task.arguments.get("phase", len(self._plan.phases)) + 1
         if following >= len(self._plan.phases):
             return False
-        return all(task_name(following, number) in done for number in range(self._phases[0].tasks))
+        return all(task_name(following, number) in done for number in range(self._splits))
 
     def _check_shares(self, order: Sequence[Task], mine: Sequence[Task], run: TaskRun) -> None:
         """Take over what others have done meanwhile; refuse to go on if some is left, since the next step needs all."""
@@ -449,7 +412,8 @@ class Driver:
                 log.warning("%s: %s, on node %s; it is run again", task.described, outcome.crash, outcome.node)
                 pending.appendleft(task)
                 return
-            if self._options.on_crash == "raise" or task.kind != "map" or task.arguments["phase"]:
+            first = task.kind in ("types", "fit")
+            if self._options.on_crash == "raise" or not (first or task.kind == "map") or task.arguments["phase"]:
                 reason = (
                     f"{task.described}: {_MOST_CRASHES} workers in a row died with it ({outcome.crash}); give its "
                     "tasks more memory, mend or leave out the rows, or pass on_crash='skip'"
@@ -457,6 +421,9 @@ class Driver:
                 run.fail(number, StageError(reason, stage=str(self._pipeline)))
                 return
             log.error("%s is left out: %d workers died with it (%s)", task.described, _MOST_CRASHES, outcome.crash)
+            if first:
+                self._directory.finish(task.name, NOTHING_FOUND | {"plan": self._mark, "parts": {}})
+                return
             record = self._lost(task, f"{_MOST_CRASHES} workers in a row died with it ({outcome.crash})")
             self._directory.finish(task.name, record | {"plan": self._mark, "parts": {}})
             run.take(number, record)
@@ -474,22 +441,26 @@ class Driver:
 
     def _located(self, error: Exception, task: Task) -> Exception:
         """An error of a row with its number in the file, which the task does not know."""
-        if task.kind != "map" or task.arguments["phase"] or not isinstance(error, DataError | StageError):
+        if task.kind not in ("map", "fit") or task.arguments["phase"] or not isinstance(error, DataError | StageError):
             return error
         if error.row is None or error.file is None:
             return error
-        names = [entry[0] for entry in self._inputs()]
+        names = [entry[0] for entry in self._identity.inputs()]
         before = 0
         for number in range(task.arguments["number"]):
-            part = self._phases[0].parts[number]
-            if part is None:  # the work of another process
+            counted = self._counted(task, number)
+            if counted is None:  # the work of another process
                 return moved(error, None)
-            before += sum(
-                records
-                for file, records in zip(part.files, part.records)
-                if records is not None and names[file] == error.file
-            )
+            before += sum(records for file, records in counted if records is not None and names[file] == error.file)
         return moved(error, before) if before else error
+
+    def _counted(self, task: Task, number: int) -> Iterable[tuple[int, int | None]] | None:
+        """File and number of records of each split of an earlier task of the same step."""
+        if task.kind == "map":
+            part = self._phases[0].parts[number]
+            return None if part is None else zip(part.files, part.records)
+        record = self._directory.record(f"{task.name.rpartition('-')[0]}-{number:06d}")
+        return zip(record["files"], record["records"])
 
     def _show(self) -> None:
         if self._progress is not None:

@@ -129,7 +129,7 @@ def partition_of(words: Words, partitions: int) -> npt.NDArray[np.int64]:
 def write_index(
     directory: JobDirectory, phase: int, tasks: int, partitions: int, starts: dict[int, npt.NDArray[np.int64]]
 ) -> None:
-    """Write where each partition begins in the file of each task: all in one file, since every partition reads it."""
+    """Index of the partitions in the files of all tasks, in one file: a task of a partition reads no other."""
     index = np.zeros((tasks, partitions + 2), "<i8")
     for number, row in starts.items():
         index[number] = row

@@ -99,6 +99,7 @@ class RayExecutor:
         self._board: Any = None
         self._board_asked: float | None = None
         self._board_answers = True
+        self._board_gone_until = 0.0
         self._places: dict[str, tuple[str, int]] = {}
         """Node and process of running tasks, by name."""
         self._last_room = 0.0
@@ -293,8 +294,7 @@ class RayExecutor:
         """Outcome of a task that Ray could not run to its end."""
         kinds = self._ray.exceptions
         if task.name not in self._places and isinstance(error, kinds.WorkerCrashedError):
-            with contextlib.suppress(Exception):  # the board may know where it ran
-                self._hear(self._ray.get(self._board.take.remote(), timeout=_CLOSE_SECONDS))
+            self._ask_board_now()
         node, process = self._places.get(task.name, ("", 0))
         name = self._table.name(node) if node else ""
         where = f" (process {process})" if process else ""
@@ -376,6 +376,15 @@ class RayExecutor:
         if self._board_answers and (self._board_asked is None or now - self._board_asked > _BOARD_SECONDS):
             self._board_asked, self._board_answers = now, False
             self._notify(0, self._board.take.remote())
+
+    def _ask_board_now(self) -> None:
+        """Hear where tasks began. A board that is gone, with its node perhaps, is not waited for each time."""
+        if time.monotonic() < self._board_gone_until:
+            return
+        try:
+            self._hear(self._ray.get(self._board.take.remote(), timeout=_CLOSE_SECONDS))
+        except self._ray.exceptions.RayError:
+            self._board_gone_until = time.monotonic() + 10 * _CLOSE_SECONDS
 
     def _hear(self, told: Mapping[str, Any]) -> None:
         """Take what workers told: where tasks run, and their log lines."""

@@ -24,7 +24,7 @@ from penstock.engines.splits import described
 from penstock.engines.work import JobWork, moved, row_unknown, shifted
 from penstock.errors import DataError, FailureBudgetError, StageError
 from penstock.files.filesystems import beside, output_place
-from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.pipeline import Pipeline, fit_transforms
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable, Remembering, Sink
@@ -54,6 +54,8 @@ class Results:
     started: float
     run_tasks: Callable[[Sequence[Task]], list[dict[str, Any]]]
     progress: Progress | None = None
+    fit: Sequence[int] = ()
+    """Positions of transforms to fit among the steps that run in one place."""
 
     def finish(self) -> Report:
         """Publish the output, after the number of bad rows was checked; the report."""
@@ -134,6 +136,9 @@ class Results:
             checkpoint_seconds=pipeline.config.checkpoint_seconds if self.plan.rest else math.inf,
         )
         assert pipeline.sink is not None
+        before = len(pipeline.transforms) - len(self.plan.rest)
+        fitted = Pipeline(source, list(self.plan.rest), None, pipeline.config, pipeline.budget)
+        fit_transforms(fitted, [position - before for position in self.fit])
 
         def take() -> None:
             lines = self._spooled() if rejects else []
@@ -218,14 +223,14 @@ class Results:
             before[part.files[run]] += part.records[run]
 
     def _lost_line(self, number: int, crash: str) -> bytes:
-        bundle = self.work.bundles[number]
+        bundle, names = self.work.bundles[number], [entry[0] for entry in self.work.inputs]
         split = bundle.splits[0]
         line = {
-            "file": self.work.inputs[split.file][0] if self.work.inputs else None,
+            "file": names[split.file] if names else None,
             "row": None,
             "offset": split.start,
             "stage": "job",
-            "reason": f"{described(self.pipeline.source, bundle)} was left out: {crash}",
+            "reason": f"{described(self.pipeline.source, bundle, names)} was left out: {crash}",
             "data": None,
         }
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

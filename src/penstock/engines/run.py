@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,13 +83,21 @@ def _ray_executor(engine: RayEngine, memory: int) -> Executor:
     return executor
 
 
-def run_pipeline(pipeline: Pipeline, engine: Any, checkpoint: PathLike | None, progress: Progress | None) -> Report:
-    """Run a pipeline as a job, with the output of a local run, byte for byte."""
+def run_pipeline(
+    pipeline: Pipeline,
+    engine: Any,
+    checkpoint: PathLike | None,
+    progress: Progress | None,
+    fit: Sequence[int] = (),
+) -> Report:
+    """Run a pipeline as a job, with the output of a local run, byte for byte. `fit` are positions of transforms."""
     check_engine(pipeline)
     chosen = engine_of(engine)
     directory = JobDirectory(job_place(pipeline, checkpoint))
     executor, temporary = chosen.executor(), checkpoint is None
-    return Driver(pipeline, directory, executor, chosen.options, progress, chosen.share, temporary=temporary).run()
+    return Driver(
+        pipeline, directory, executor, chosen.options, progress, chosen.share, temporary=temporary, fit=fit
+    ).run()
 
 
 def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:
@@ -102,9 +110,9 @@ def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:
     return default_place(output_place(target, "the output"))
 
 
-def explain(pipeline: Pipeline, engine: Any) -> str:
+def explain(pipeline: Pipeline, engine: Any, fit: Sequence[int] = ()) -> str:
     """The plan of a job in words: steps that run on splits, over partitions of keys, and in one place."""
     chosen = engine_of(engine)
     bundles = bundles_of(pipeline.source, chosen.options.split_bytes or 128 << 20)
     nbytes = sum(bundle.nbytes for bundle in bundles)
-    return "\n".join(JobPlan.of(pipeline).lines(pipeline, len(bundles), nbytes))
+    return "\n".join(JobPlan.of(pipeline).lines(pipeline, len(bundles), nbytes, fit))

@@ -8,7 +8,7 @@ split: the records before it are not counted. The job adds them once the splits 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
@@ -101,12 +101,12 @@ def _bundled(splits: list[InputSplit], target_bytes: int) -> Iterator[Bundle]:
         yield Bundle(tuple(waiting))
 
 
-def described(source: Any, bundle: Bundle) -> str:
-    """File and range of the splits of a task, for messages."""
-    names, unit = input_files(source), "byte" if isinstance(source, RecordSource) else "row"
+def described(source: Any, bundle: Bundle, names: Sequence[str]) -> str:
+    """File and range of the splits of a task, for messages; `names` are those of all files of the input."""
+    unit = "byte" if isinstance(source, RecordSource) else "row"
 
     def one(split: InputSplit) -> str:
-        name = names[split.file][0]
+        name = names[split.file] if split.file < len(names) else repr(source)
         if not split.start and split.stop is None:
             return name
         return f"{name}, from {unit} {split.start:,} to {split.stop:,}" if split.stop is not None else name
@@ -236,8 +236,7 @@ class RowSplit(Source):
     def __init__(self, source: Any, split: InputSplit) -> None:
         self._whole = source
         self._reader: SplitReader = open_split(source, split)
-        files = input_files(source)
-        self._file = files[split.file][0] if split.file < len(files) else ""
+        self._file = _name_of(source, split.file)
         self._origin: Origin | None = None
         self.schema = source.schema
         self._empty = split.stop is not None and split.stop <= split.start
@@ -265,6 +264,13 @@ class RowSplit(Source):
 
 
 _ROWS_BYTES = 4 << 20
+
+
+def _name_of(source: Any, number: int) -> str:
+    """Name of one of the files of a source, which may have very many."""
+    if isinstance(source, StoreSource):
+        return source.shard_place(number) if number < len(source.manifest.shards) else ""
+    return input_files(source)[number][0]
 
 
 def _alone(source: Any, number: int) -> Any:

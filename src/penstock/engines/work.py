@@ -15,10 +15,12 @@ import pyarrow as pa
 
 from penstock.engines.exchange import KeyFile, dropped_rows, find_duplicates
 from penstock.engines.executor import Task
+from penstock.engines.first_passes import fit_part, take_facts
 from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import EncodedSink, PartSink, part_batches, schema_of, schema_text
 from penstock.engines.plan import JobPlan
 from penstock.engines.records import add_stages, empty_record, task_name
+from penstock.engines.row_types import scan_splits
 from penstock.engines.shards import write_shard
 from penstock.engines.splits import Bundle, split_source
 from penstock.errors import ChangedFileError, DataError, StageError
@@ -26,7 +28,6 @@ from penstock.pipeline.config import PipelineConfig
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Origin, Source
-from penstock.sources.splits import has_files, input_files
 
 
 @dataclass
@@ -49,6 +50,8 @@ class JobWork:
     mark: str = ""
     """Mark of the plan, by which the records of another job are told apart."""
     _directory: JobDirectory | None = None
+    _learned: set[str] = field(default_factory=set)
+    """Names of what this process has taken from first passes."""
 
     @property
     def directory(self) -> JobDirectory:
@@ -57,10 +60,14 @@ class JobWork:
         return self._directory
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_directory": None, "bundles": []}
+        return self.__dict__ | {"_directory": None, "bundles": [], "_learned": set()}
 
     def __call__(self, task: Task) -> dict[str, Any]:
         """Do a task, and note in the directory that it is done; what was noted."""
+        for name in task.arguments.get("learned", ()):
+            if name not in self._learned:
+                take_facts(self, self.directory.record(name))
+                self._learned.add(name)
         self.directory.created_bytes.clear()
         made: dict[str, Any] = getattr(self, f"_{task.kind}")(task)
         made |= {"plan": self.mark, "parts": dict(self.directory.created_bytes)}
@@ -131,7 +138,7 @@ class JobWork:
             yield from self._kept(task, dropped)
             return
         for split in Bundle.of(task.arguments["splits"]).splits:
-            if has_files(self.source) and split.file < len(self.inputs):
+            if hasattr(self.source, "files"):
                 self._check_unchanged(split.file)
             yield split.file, split_source(self.source, split)
 
@@ -170,6 +177,17 @@ class JobWork:
                 if count:
                     with open(folder / f"bad-{run}", "rb") as lines:
                         target.writelines(lines if known else map(row_unknown, lines))
+
+    # -- first passes ------------------------------------------------------------------------------------------------
+
+    def _types(self, task: Task) -> dict[str, Any]:
+        splits = Bundle.of(task.arguments["splits"]).splits
+        for number in {split.file for split in splits if split.file < len(self.inputs)}:
+            self._check_unchanged(number)
+        return scan_splits(self.source, splits)
+
+    def _fit(self, task: Task) -> dict[str, Any]:
+        return fit_part(self, task, self._sources(task, Counter()))
 
     # -- keys and shards ---------------------------------------------------------------------------------------------
 
@@ -250,8 +268,6 @@ class KeptRows(Source):
 
 def input_mark(source: Any, number: int) -> list[Any]:
     """Name, size, and ETag or time of an input file."""
-    if not hasattr(source, "files"):
-        return [*input_files(source)[number], None]
     file = source.files[number]
     stat = file.stat()
     return [str(file), stat.st_size, getattr(file, "etag", None) or stat.st_mtime_ns]

@@ -23,6 +23,8 @@ Ints = npt.NDArray[np.int64]
 _LEAST_BLOCKS = 32
 """An epoch has at least so many blocks, or one a sample."""
 _LEAST_WINDOWS = 16
+_LOOKED_AT = 16
+"""Numbers of a range that stand for all of them when its next use is estimated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,6 +160,30 @@ class BlockPermutation(Permutation):
 @lru_cache(maxsize=64)
 def _permutation(size: int, key: int, window: int) -> Permutation:
     return Permutation(size, derive_key(key, "window", window))
+
+
+def first_uses(permutation: Permutation | None, ranges: Ints, here: int) -> npt.NDArray[np.float64]:
+    """First index from `here` on at which a number of each range comes; inf if there is none.
+
+    Of an exact shuffle, a few numbers of each range are looked at, evenly spread; of one by blocks, all its windows.
+    """
+    if not len(ranges):
+        return np.zeros(0)
+    begin, end = ranges[:, :1], ranges[:, 1:]
+    if permutation is None:
+        return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
+    low = np.minimum(begin, permutation.size - 1)
+    last = np.maximum(end - 1, low)
+    if isinstance(permutation, BlockPermutation):
+        block = permutation.block
+        most = min(int((last // block - low // block).max()) + 1, _LOOKED_AT)
+        begin = permutation.first_indices(np.clip((low // block + np.arange(most)) * block, low, last))
+        end = begin + permutation.window * block
+    else:
+        spread = np.linspace(0, 1, _LOOKED_AT)
+        begin = permutation.inverse((low + (last - low) * spread).astype(np.int64))
+        end = begin + 1
+    return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
 
 
 def _short(tokens: int) -> str:

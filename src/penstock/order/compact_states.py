@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.order.mixing import Drawn, Mixture
-from penstock.order.plan import Plan
+from penstock.order.plan import Plan, mixture_of
 from penstock.order.positions import Position
 from penstock.order.sample_orders import Order, OrderPosition
 
@@ -28,7 +28,7 @@ _WIDTHS = (8, 16, 32, 64)
 
 def write_compact(plan: Plan, position: Position) -> dict[str, Any] | None:
     """Facts that lead back to a position of a mixture, beside step, epoch and samples; None if they would not."""
-    mixture, drawn = plan.mixture, position.drawn
+    mixture, drawn = mixture_of(plan), position.drawn
     if mixture is None or drawn is None:
         return None
     orders = [source.order for source in plan.sources]
@@ -56,7 +56,7 @@ def read_compact(
 
     Raises ValueError, TypeError, KeyError or ArithmeticError if it is damaged.
     """
-    mixture = plan.mixture
+    mixture = mixture_of(plan)
     if mixture is None:
         raise ValueError("it belongs to a mixture")
     orders = [source.order for source in plan.sources]

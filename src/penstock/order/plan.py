@@ -252,11 +252,6 @@ class Plan:
         return {name: value for name, value in self.__dict__.items() if name != "_delivered"}
 
     @cached_property
-    def mixture(self) -> Mixture | None:
-        """Mixture of the sources, with the weights of all edits; None for a single source."""
-        return mixture_of(self)
-
-    @cached_property
     def _delivered(self) -> dict[int, Sequence[int]]:
         return {}
 
@@ -266,7 +261,7 @@ class Plan:
 
     @cached_property
     def _steps(self) -> StepSequence:
-        mixture = self.mixture
+        mixture = mixture_of(self)
         if mixture is None:
             return SingleSourceSteps(self.sources[0], self.global_batch, drop_last=self.drop_last)
         return MixedSteps(self.sources, mixture, drop_last=self.drop_last, stopping=self.stopping)
@@ -327,14 +322,17 @@ class Plan:
 
 
 def mixture_of(plan: Plan) -> Mixture | None:
-    """Mixture of the sources of a plan, with the weights of all edits; None for a single source."""
+    """Mixture of the sources of a plan, with the weights of all edits; None for a single source. Kept by the plan."""
     schedule = plan.schedule
     if schedule is None:
         return None
-    for edit in plan.edits:
-        if isinstance(edit, Reweight):
-            schedule = schedule.with_change(edit.step, edit.weights)
-    return Mixture(plan.names, schedule, plan.global_batch)
+    kept: Mixture | None = plan.__dict__.get("_mixture")
+    if kept is None:
+        for edit in plan.edits:
+            if isinstance(edit, Reweight):
+                schedule = schedule.with_change(edit.step, edit.weights)
+        kept = plan.__dict__["_mixture"] = Mixture(plan.names, schedule, plan.global_batch)
+    return kept
 
 
 def _row_numbers(numbers: Iterable[int]) -> set[int]:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock.arrays.ragged import offsets_of
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError, ResumeError
-from penstock.order.block_shuffle import BlockPermutation, BlockShuffle, Shuffle
+from penstock.order.block_shuffle import BlockShuffle, Shuffle, first_uses
 from penstock.order.packing import count_bins, order_of, pack
 from penstock.order.permutation import Permutation, derive_key
 from penstock.order.samples import Samples
@@ -33,8 +33,6 @@ _MOST_WINDOWS = 128
 """Orders of a mixture that keep a whole window each; of more, each keeps its next samples."""
 _MOST_AHEAD, _LEAST_AHEAD = 1 << 21, 64
 """Samples that the orders of a mixture keep together, and each of them at least."""
-_LOOKED_AT = 16
-"""Numbers of a range that stand for all of them when its next use is estimated."""
 
 
 class Table(Protocol):
@@ -219,8 +217,8 @@ class Order(ABC):
         A range is a first row and the row after the last one; `tokens` are the same ranges counted in tokens.
         """
         ranges, here, total = self._numbers_of(rows, tokens, position)
-        found = _first_uses(self._permutation(total, position.epoch), ranges, here)
-        again = _first_uses(self._permutation(total, position.epoch + 1), ranges, 0) + total
+        found = first_uses(self._permutation(total, position.epoch), ranges, here)
+        again = first_uses(self._permutation(total, position.epoch + 1), ranges, 0) + total
         used = np.where(np.isfinite(found), found, again) - here
         return np.asarray(np.where(ranges[:, 1] > ranges[:, 0], used, np.inf) / max(total, 1))
 
@@ -572,30 +570,6 @@ class BucketOrder(RowWindowOrder):
 
     def describe(self) -> dict[str, Any]:
         return {"size": self.size, **super().describe()}
-
-
-def _first_uses(permutation: Permutation | None, ranges: Ints, here: int) -> npt.NDArray[np.float64]:
-    """First index from `here` on at which a number of each range comes; inf if there is none.
-
-    Of an exact shuffle, a few numbers of each range are looked at, evenly spread; of one by blocks, all its windows.
-    """
-    if not len(ranges):
-        return np.zeros(0)
-    begin, end = ranges[:, :1], ranges[:, 1:]
-    if permutation is None:
-        return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
-    low = np.minimum(begin, permutation.size - 1)
-    last = np.maximum(end - 1, low)
-    if isinstance(permutation, BlockPermutation):
-        block = permutation.block
-        most = min(int((last // block - low // block).max()) + 1, _LOOKED_AT)
-        begin = permutation.first_indices(np.clip((low // block + np.arange(most)) * block, low, last))
-        end = begin + permutation.window * block
-    else:
-        spread = np.linspace(0, 1, _LOOKED_AT)
-        begin = permutation.inverse((low + (last - low) * spread).astype(np.int64))
-        end = begin + 1
-    return np.asarray(np.where(end > here, np.maximum(begin, here), np.inf).min(axis=1))
 
 
 def _described(truncation: Truncation) -> dict[str, Any]:

@@ -76,7 +76,6 @@ def from_state(plan: Plan, state: Mapping[str, Any], *, new_batch_size: bool = F
     try:
         numbers = {name: _whole(state[name]) for name in ("step", "epoch", "samples")}
         plan = _with_edits_of(plan, state, numbers["step"])
-        drawn: Drawn | None
         if (compact := state.get("compact")) is not None:
             cursors, drawn, epoch_starts = read_compact(plan, compact, numbers["samples"])
         else:

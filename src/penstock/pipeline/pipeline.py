@@ -6,7 +6,9 @@ import asyncio
 import logging
 import time
 from asyncio import AbstractEventLoop
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self, cast
@@ -91,9 +93,16 @@ class Pipeline:
     # -- run ---------------------------------------------------------------------------------------------------------
 
     def run(
-        self, checkpoint: PathLike | None = None, *, progress: Progress | None = None, engine: Any = None
+        self,
+        checkpoint: PathLike | None = None,
+        *,
+        progress: Progress | None = None,
+        engine: Any = None,
+        fit: Sequence[Transform] = (),
     ) -> Report:
         """Run to the end of the input and return the report.
+
+        The transforms in `fit` are fitted first, each in a pass over the source and the transforms before it.
 
         `engine="ray"` (or `"ray://host:port"`) runs it on a cluster, with the same output, byte for byte; then
         `checkpoint` is a directory that all nodes share, or a URL.
@@ -103,17 +112,19 @@ class Pipeline:
         row exactly once. A finished checkpoint returns its report again. `progress` is called a few times a second
         with a snapshot.
         """
+        positions = fit_positions(self, fit)
         if engine not in (None, "local"):
-            return cast(Report, _engines().run_pipeline(self, engine, checkpoint, progress))
+            return cast(Report, _engines().run_pipeline(self, engine, checkpoint, progress, positions))
+        fit_transforms(self, positions)
         self.start(checkpoint)
         try:
             return self.wait(progress=progress)
         finally:
             self.stop()
 
-    def explain(self, engine: Any = "ray") -> str:
+    def explain(self, engine: Any = "ray", *, fit: Sequence[Transform] = ()) -> str:
         """The plan of an engine in words: steps that run on splits, over partitions of keys, and in one place."""
-        return cast(str, _engines().explain(self, engine))
+        return cast(str, _engines().explain(self, engine, fit_positions(self, fit)))
 
     async def run_async(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
         """`run` for an event loop, which stays free: one thread waits for the whole run.
@@ -484,3 +495,40 @@ def _check_restorable(transforms: Sequence[Transform]) -> None:
 
 def _damaged(why: str) -> ResumeError:
     return ResumeError(f"the state is damaged: {why}; load another copy of it, or start without it")
+
+
+Watch = Callable[[Pipeline, Any], Generator[pa.RecordBatch, None, None]]
+"""Batches of a pipeline on which a transform is fitted."""
+
+
+def fit_positions(pipeline: Pipeline, fit: Sequence[Any]) -> tuple[int, ...]:
+    """Positions of the transforms to fit, in the order of the pipeline."""
+    places = {id(stage): position for position, stage in enumerate(pipeline.transforms)}
+    for stage in fit:
+        if id(stage) not in places:
+            raise ConfigError(f"fit= names {stage_name(stage)}, which is not among the transforms of {pipeline}")
+        if not callable(getattr(stage, "fit", None)):
+            raise ConfigError(f"fit= names {stage_name(stage)}, which has no method fit; leave it out")
+    return tuple(sorted(places[id(stage)] for stage in fit))
+
+
+def fit_config(config: PipelineConfig) -> PipelineConfig:
+    """Options of a pass: bad rows that the run skips or quarantines are skipped, and written by the run alone."""
+    on_error = "skip" if config.on_error == "quarantine" else config.on_error
+    return replace(config, batch_rows="auto", quarantine=None, on_error=on_error)
+
+
+def fit_transforms(pipeline: Pipeline, positions: Sequence[int], watch: Watch | None = None) -> None:
+    """Fit the transforms at these positions, each in its own pass. Afterwards source and transforms are reset."""
+    config = fit_config(pipeline.config)
+    for position in positions:
+        learner: Any = pipeline.transforms[position]
+        before = Pipeline(pipeline.source, pipeline.transforms[:position], None, config, pipeline.budget)
+        with closing(iter(before) if watch is None else watch(before, learner)) as batches:  # type: ignore[type-var]
+            learner.fit(batches)
+        for stage in (pipeline.source, *before.transforms):
+            reset = getattr(stage, "reset", None)
+            if callable(reset):
+                reset()
+            elif stage is pipeline.source:
+                raise ConfigError(f"{stage!r} can be read only once, so {learner!r} cannot be fitted on it")

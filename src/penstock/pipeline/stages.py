@@ -111,6 +111,25 @@ class Fitting(Protocol):
 
 
 @runtime_checkable
+class FitInParts(Protocol):
+    """A transform that learns from rows, in parts that merge: what it has learned does not depend on how rows are cut.
+
+    `fit` forgets what was learned before. `to_dict` returns plain values, fit for JSON, of which `from_dict`, a class
+    method, makes a transform that `merge` takes, in the order of the rows.
+    """
+
+    def fit(self, data: Any, /) -> Any: ...
+
+    def partial_fit(self, batch: pa.RecordBatch, /) -> Any: ...
+
+    def merge(self, other: Any, /) -> Any: ...
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def from_dict(self, saved: Mapping[str, Any], /) -> Any: ...
+
+
+@runtime_checkable
 class Finishing(Protocol):
     """A transform that still holds rows when the input ends."""
 

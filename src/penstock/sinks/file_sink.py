@@ -192,6 +192,11 @@ class FileSink(Sink):
 
     close = abort
 
+    def discard(self) -> None:
+        """Remove what `abort` keeps for a checkpoint, if that is gone for good."""
+        if self._durable and self._began and not self._published:
+            self._output.clear()
+
     def reset(self) -> None:
         """Ready for another run, which replaces what this one published."""
         self.abort()

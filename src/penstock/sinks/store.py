@@ -118,6 +118,10 @@ class StoreSink(Sink):
 
     close = abort
 
+    def discard(self) -> None:
+        """Remove what `abort` keeps for a checkpoint, if that is gone for good."""
+        self._writer.discard()
+
     def reset(self) -> None:
         """Ready for another run, which replaces the store this one made, or adds to it once more."""
         self._writer.reset()

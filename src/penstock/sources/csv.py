@@ -22,7 +22,7 @@ from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.stages import Block
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout
 from penstock.sources.file_source import project
-from penstock.sources.record_source import RecordSource, Scan, check_utf8
+from penstock.sources.record_source import RecordSource, TypeScan, check_utf8
 
 MAX_COLUMNS = 50_000
 """Columns of a CSV file: each takes a kilobyte and more in every batch."""
@@ -165,12 +165,17 @@ class CsvSource(RecordSource):
                     return f"column {name!r} holds {cell!r:.80}, which is not {kind}"
         return None
 
-    def _scan(self, blocks: Iterator[Block]) -> Scan:
-        kinds: dict[str, pa.DataType] = {}
+    def _scan_types(self, blocks: Iterator[Block], known: pa.DataType) -> TypeScan:
         for block in blocks:
-            for name, kind in self._infer(block):
-                kinds[name] = _widen(kinds.get(name, pa.null()), kind)
+            known = _widen_columns(known, self._infer(block))
             yield
+        return known
+
+    def _merge_types(self, known: pa.DataType, more: pa.DataType) -> pa.DataType:
+        return _widen_columns(known, ((field.name, field.type) for field in more))
+
+    def _typed(self, known: pa.DataType) -> pa.Schema:
+        kinds = {field.name: field.type for field in known}
         for number in range(len(self.files)):
             with contextlib.suppress(DataError):  # reported in its place, when the rows are read
                 for name in self._layout(number).names:  # type: ignore[attr-defined]
@@ -243,6 +248,13 @@ def _refuse_unreadable(schema: pa.Schema) -> None:
             )
         except pa.ArrowNotImplementedError as error:
             raise SchemaError(f"column {field.name!r}: CSV cannot be read as {field.type}") from error
+
+
+def _widen_columns(known: pa.DataType, more: Iterable[tuple[str, pa.DataType]]) -> pa.DataType:
+    kinds = {field.name: field.type for field in known}
+    for name, kind in more:
+        kinds[name] = _widen(kinds.get(name, pa.null()), kind)
+    return pa.struct(list(kinds.items()))
 
 
 def _widen(first: pa.DataType, second: pa.DataType) -> pa.DataType:

@@ -35,10 +35,12 @@ from penstock.sources.json_types import (
     verbatim,
     without_timestamps,
 )
-from penstock.sources.record_source import RecordSource, Scan, check_utf8
+from penstock.sources.record_source import RecordSource, TypeScan, check_utf8
 from penstock.types import Schema, from_rows
 
 _SCAN_CHUNK_BYTES, _SCAN_CHUNK_ROWS = 1 << 20, 64
+_REFUSED_BYTES = 4 << 20
+"""Bytes of records that are looked at for the columns, if no row can be read."""
 _ESCAPE = re.compile(rb"\\(?:u([0-9a-fA-F]{4})|.)", re.DOTALL)
 
 
@@ -247,17 +249,30 @@ class JsonlSource(RecordSource):
 
     # -- the schema --------------------------------------------------------------------------------------------------
 
-    def _scan(self, blocks: Iterator[Block]) -> Scan:
-        known: pa.DataType = pa.struct([])
+    def _scan_types(self, blocks: Iterator[Block], known: pa.DataType) -> TypeScan:
         with contextlib.closing(map_ahead(self._try_to_infer, blocks)) as found:
-            for block, kind in found:
-                try:
-                    known = (
-                        merge(known, kind, "", mixed=self._mixed) if kind is not None else self._scan_rows(block, known)
-                    )
-                except TypeConflictError:
-                    known = self._scan_rows(block, known)
+            for block, kind, looked_at_text in found:
+                known = self._widened(known, block, kind, looked_at_text)
                 yield
+        return known
+
+    def _widened(self, known: pa.DataType, block: Block, kind: pa.DataType | None, looked_at_text: bool) -> pa.DataType:
+        """The types with those of a block. A row that is refused when it is read adds nothing, in any block."""
+        try:
+            if kind is not None:
+                widened = merge(known, kind, "", mixed=self._mixed)
+                if widened == known or looked_at_text:
+                    return widened
+                kind = self._infer_from_text(block)  # what is new may come from a row whose text is not valid
+                return merge(known, kind, "", mixed=self._mixed)
+        except (TypeConflictError, pa.ArrowException, ValueError):
+            pass
+        return self._scan_rows(block, known)
+
+    def _merge_types(self, known: pa.DataType, more: pa.DataType) -> pa.DataType:
+        return merge(known, more, "", mixed=self._mixed)
+
+    def _typed(self, known: pa.DataType) -> pa.Schema:
         if not known.num_fields:
             known = self._types_of_a_refused_row()
         schema = pa.schema(list(verbatim(known, self._verbatim)))
@@ -265,30 +280,35 @@ class JsonlSource(RecordSource):
 
     def _types_of_a_refused_row(self) -> pa.DataType:
         """If no row can be read: of the first with half a surrogate pair, so that columns are known and it is named."""
+        left = _REFUSED_BYTES
         with contextlib.closing(self._all_blocks()) as blocks:
-            block = next(blocks, None)
-        if block is not None:
-            for _, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
-                with contextlib.suppress(ValueError):
-                    if isinstance(row := _loads_halves(record), dict):
-                        return infer(row, mixed=self._mixed)
+            for block in blocks:
+                for _, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
+                    left -= len(record)
+                    if left < 0:
+                        return pa.struct([])
+                    with contextlib.suppress(ValueError):
+                        if isinstance(row := _loads_halves(record), dict):
+                            return infer(row, mixed=self._mixed)
         return pa.struct([])
 
-    def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None]:
-        """A block and the type of its rows; None if something in it is unusual."""
+    def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None, bool]:
+        """A block, the type of its rows (None if something in it is unusual), and whether their text was parsed."""
         try:
-            return block, self._infer(block)
+            table = self._read_skeleton(block, np.frombuffer(block.data, np.uint8))
+            if table is not None:
+                return block, self._row_type(table), False
+            return block, self._infer_from_text(block), True
         except (pa.ArrowException, ValueError):
-            return block, None
+            return block, None, True
 
-    def _infer(self, block: Block) -> pa.DataType:
-        data = np.frombuffer(block.data, np.uint8)
-        table = self._read_skeleton(block, data)
-        if table is None:
-            ready, count = block.meta["layout"].cutter.prepare(data)
-            if not count:
-                return pa.struct([])
-            table = self._read_any(pa.py_buffer(ready), count)
+    def _infer_from_text(self, block: Block) -> pa.DataType:
+        """The type of the rows of a block, all of which are valid, text too."""
+        check_utf8(block.data)
+        ready, count = block.meta["layout"].cutter.prepare(np.frombuffer(block.data, np.uint8))
+        return self._row_type(self._read_any(pa.py_buffer(ready), count)) if count else pa.struct([])
+
+    def _row_type(self, table: pa.Table) -> pa.DataType:
         return pa.struct([(field.name, self._wanted(field.name, field.type)) for field in table.schema])
 
     def _read_skeleton(self, block: Block, data: Any) -> pa.Table | None:
@@ -327,15 +347,8 @@ class JsonlSource(RecordSource):
         """The slow way, for a block with something unusual in it: row by row, to name the row."""
         for number, record in _records(np.frombuffer(block.data, np.uint8), block.meta["layout"]):
             try:
-                row = _loads(record)
-            except ValueError:
-                continue  # reported in its place, when the rows are read
-            if not isinstance(row, dict):
-                continue
-            if self._columns is not None:
-                row = {name: value if name in self._columns else None for name, value in row.items()}
-            try:
-                known = merge(known, infer(row, mixed=self._mixed), "", mixed=self._mixed)
+                kind = self._type_of(record)
+                known = known if kind is None else merge(known, kind, "", mixed=self._mixed)
             except TypeConflictError as conflict:
                 raise SchemaError(
                     f"{block.origin.file}, row {block.origin.row + number}: field {conflict.path!r} is "
@@ -343,6 +356,23 @@ class JsonlSource(RecordSource):
                     "mixed='json' to keep the field as JSON text, or schema= with the right type"
                 ) from None
         return known
+
+    def _type_of(self, record: bytes) -> pa.DataType | None:
+        """The type of one row; None if it is bad, which is reported in its place, when the rows are read."""
+        try:
+            row = _loads(record)
+        except ValueError:
+            if b"NaN" not in record and b"Inf" not in record:
+                return None
+            with contextlib.suppress(pa.ArrowException, ValueError):  # as a whole block of such rows is parsed
+                check_utf8(pa.py_buffer(record))
+                return self._row_type(self._read_any(pa.py_buffer(record.strip()), 1))
+            return None
+        if not isinstance(row, dict):
+            return None
+        if self._columns is not None:
+            row = {name: value if name in self._columns else None for name, value in row.items()}
+        return infer(row, mixed=self._mixed)
 
 
 class JsonSource(JsonlSource):

@@ -44,6 +44,8 @@ _RECORD_BYTES = 1 << 12
 _BAD = (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError)
 
 Scan = Generator[None, None, pa.Schema]
+TypeScan = Generator[None, None, pa.DataType]
+"""Yields after every block; returns the type of all rows, as a struct."""
 
 
 class RecordSource(Source):
@@ -108,9 +110,21 @@ class RecordSource(Source):
         """Error of a bad record, if it can be found in less time than parsing the record alone takes."""
         return None
 
+    def _scan_types(self, blocks: Iterator[Block], known: pa.DataType) -> TypeScan:
+        """Merges the types of the rows of some blocks into those of all rows before them."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _merge_types(self, known: pa.DataType, more: pa.DataType) -> pa.DataType:
+        """Types of all rows of two parts of the input; `TypeConflictError` if there is none."""
+        raise NotImplementedError(type(self).__name__)
+
+    def _typed(self, known: pa.DataType) -> pa.Schema:
+        """The schema of the files, from the types of all their rows."""
+        raise NotImplementedError(type(self).__name__)
+
     def _scan(self, blocks: Iterator[Block]) -> Scan:
         """Returns the schema that every record of the input fits; yields after every block."""
-        raise NotImplementedError(type(self).__name__)
+        return self._typed((yield from self._scan_types(blocks, pa.struct([]))))
 
     def _learn(self, found: pa.Schema) -> None:
         """Take over what the scan found, in this run or in the one that a state comes from."""
@@ -134,6 +148,11 @@ class RecordSource(Source):
     def has_schema(self) -> bool:
         """True if the schema is known, so that `schema` reads nothing."""
         return self._schema is not None
+
+    def _take_schema(self, found: pa.Schema) -> None:
+        """Take the schema of the files, as a scan of all of them has found it, here or elsewhere."""
+        self._mark = schema_mark(found)
+        self._learn(self._list.partitions.completed(found, self._columns))
 
     @property
     def place(self) -> BlockPosition:
@@ -283,8 +302,7 @@ class RecordSource(Source):
                     f"the columns of {self!r} are not those it had when the state was saved; "
                     "restore the same files, or start without the state"
                 ) from None
-            self._mark = mark
-            self._learn(self._list.partitions.completed(end.value, self._columns))
+            self._take_schema(end.value)
             return True
         except BaseException:
             self._scanning = self._scanned = None

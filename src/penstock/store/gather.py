@@ -38,6 +38,8 @@ _SHORT_TOKENS = 48
 """Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""
 _MOST_MAPPED = 1 << 15
 """Pieces of stores in buckets that are mapped at a time: a system allows a process some 65,000 mappings."""
+_MOST_SHARDS = 1 << 14
+"""Shards of stores on disk that a table maps at a time, two files each; the older half is let go of then."""
 _RELEASE_SECONDS = 10.0
 """Time after which pieces that other processes have evicted are let go of."""
 
@@ -263,7 +265,17 @@ class TokenTable:
         shard = shards.get(number)
         if shard is None:
             shard = shards[number] = self._open_shard(number)
+            if shards is self._shards and len(shards) > _MOST_SHARDS:
+                self._release_older()
         return shard
+
+    def _release_older(self) -> None:
+        """Let go of the shards that were opened first. Those who hold `held()` keep the addresses that they have."""
+        shards = list(self._shards.items())
+        kept = dict(shards[len(shards) // 2 :])
+        for store in self.stores:
+            store.release_shards([self.entries[number][1] for number in kept if self.entries[number][0] is store])
+        self._shards = kept
 
     def _open_shard(self, number: int) -> _Shard:
         group = _GROUP_ROWS if self.rows < _MANY_ROWS else _MANY_GROUP_ROWS

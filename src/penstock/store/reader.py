@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import index
 from pathlib import Path
 from types import TracebackType
@@ -222,6 +222,11 @@ class Store(Sequence[dict[str, Any]]):
     def open_shard(self, number: int) -> ShardReader | BucketShard:
         """One of the shards of this version, opened and checked according to `verify`."""
         return self._reader(number)
+
+    def release_shards(self, kept: Collection[int]) -> None:
+        """Forget opened shards but these; views stay valid, and shards are opened again when they are needed."""
+        wanted = set(kept)
+        self._readers = {number: reader for number, reader in list(self._readers.items()) if number in wanted}
 
     def map_lengths(self, number: int) -> npt.NDArray[np.int32]:
         """Tokens of each row of a shard, as a view of its index: nothing is read but what is looked at."""

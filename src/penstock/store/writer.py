@@ -205,6 +205,11 @@ class StoreWriter:
 
     close = abort
 
+    def discard(self) -> None:
+        """Remove what `abort` keeps for a checkpoint, if that is gone for good."""
+        if self._durable and self._began and self.manifest is None:
+            self._clear()
+
     def reset(self) -> None:
         """Ready for another run, which replaces the store this one made, or adds to it once more."""
         self.abort()

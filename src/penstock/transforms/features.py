@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.exact_sums import UNIT, exact_sums
 from penstock.arrays.hashes import as_seed, hash64
 from penstock.arrays.text import flags, plain
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
@@ -140,17 +143,16 @@ LARGEST = 1e150
 """Beyond this the square of a value overflows."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class NumberSummary:
-    """Count, mean, sum of squared deviations, and extremes of a stream of numbers.
+    """Count, exact sums and extremes of a stream of numbers; mean and deviation follow from them.
 
-    The mean is kept in two parts: then neither a large offset nor the number of merges costs the variance its digits.
+    Sums are integers (`arrays.exact_sums`), so the result is the same bits however the rows are cut and merged.
     """
 
     count: int = 0
-    mean: float = 0.0
-    mean_rest: float = 0.0
-    squares: float = 0.0
+    total: int = 0
+    squared: int = 0
     minimum: float = math.inf
     maximum: float = -math.inf
 
@@ -158,23 +160,32 @@ class NumberSummary:
     def of(cls, values: Floats) -> NumberSummary:
         if not values.size:
             return cls()
-        mean = float(values.mean())
-        deviations = values - mean
-        rest = float(deviations.mean())  # what rounding left out of the mean
-        squares = max(float(np.square(deviations).sum()) - values.size * rest * rest, 0.0)
-        return cls(values.size, mean, rest, squares, float(values.min()), float(values.max()))
+        # Zeros of either sign are one value: which of them is the extreme must not depend on their order.
+        return cls(values.size, *exact_sums(values), float(values.min()) + 0.0, float(values.max()) + 0.0)
 
     def merge(self, other: NumberSummary, /) -> NumberSummary:
-        """Chan, Golub and LeVeque's pairwise update."""
-        if not self.count or not other.count:
-            return self if self.count else other
-        count = self.count + other.count
-        apart = (other.mean - self.mean) + (other.mean_rest - self.mean_rest)
-        mean, rest = _two_sum(self.mean, self.mean_rest + apart * (other.count / count))
-        squares = self.squares + other.squares + apart * apart * (self.count * (other.count / count))
         return NumberSummary(
-            count, mean, rest, squares, min(self.minimum, other.minimum), max(self.maximum, other.maximum)
+            self.count + other.count,
+            self.total + other.total,
+            self.squared + other.squared,
+            min(self.minimum, other.minimum),
+            max(self.maximum, other.maximum),
         )
+
+    @cached_property
+    def mean(self) -> float:
+        """The mean, correctly rounded."""
+        return self.total / (self.count << UNIT)
+
+    @cached_property
+    def mean_rest(self) -> float:
+        """Rest that rounding left out of the mean: with it a large offset costs the scaled values no digits."""
+        return float(Fraction(self.total, self.count << UNIT) - Fraction(self.mean))
+
+    @cached_property
+    def squares(self) -> float:
+        """Sum of squared deviations from the mean, correctly rounded."""
+        return (self.squared * self.count - self.total * self.total) / (self.count << 2 * UNIT)
 
     @property
     def std(self) -> float:
@@ -182,8 +193,26 @@ class NumberSummary:
         return 0.0 if self.minimum == self.maximum else math.sqrt(self.squares / self.count)
 
     def to_dict(self) -> dict[str, Any]:
-        # Infinity is not JSON.
-        return asdict(self) if self.count else {"count": 0}
+        if not self.count:
+            return {"count": 0}  # infinity is not JSON
+        figures = {name: getattr(self, name) for name in ("mean", "mean_rest", "squares", "minimum", "maximum")}
+        return {"count": self.count, **figures, "sums": [f"{self.total:x}", f"{self.squared:x}"]}
+
+    @classmethod
+    def from_dict(cls, saved: Mapping[str, Any]) -> NumberSummary:
+        count = saved["count"]
+        if not count:
+            return cls()
+        figures = {name: float(saved[name]) for name in ("mean", "mean_rest", "squares")}
+        if "sums" in saved:
+            total, squared = (int(text, 16) for text in saved["sums"])
+        else:  # written before sums were kept
+            mean = Fraction(figures["mean"]) + Fraction(figures["mean_rest"])
+            total = int(count * mean * 2**UNIT)
+            squared = int((Fraction(figures["squares"]) + count * mean * mean) * 4**UNIT)
+        made = cls(count, total, squared, saved["minimum"], saved["maximum"])
+        made.__dict__.update(figures)
+        return made
 
 
 class Scaler(Fitted[NumberSummary]):
@@ -217,7 +246,7 @@ class Scaler(Fitted[NumberSummary]):
 
     @classmethod
     def _summary_from(cls, saved: Mapping[str, Any]) -> NumberSummary:
-        return NumberSummary(**saved)
+        return NumberSummary.from_dict(saved)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({one_or_list(self.columns)})"
@@ -286,13 +315,6 @@ def _numbers(array: pa.Array, name: str) -> tuple[Floats, np.ndarray[Any, np.dty
     values = array.cast(pa.float64(), safe=False)
     nulls = flags(array.is_null()) if array.null_count else None
     return (values.fill_null(math.nan) if nulls is not None else values).to_numpy(zero_copy_only=False), nulls
-
-
-def _two_sum(a: float, b: float) -> tuple[float, float]:
-    """a + b, and what rounding took from it."""
-    total = a + b
-    b_seen = total - a
-    return total, (a - (total - b_seen)) + (b - b_seen)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,3 +194,12 @@ def test_it_travels_to_other_processes_and_says_what_it_holds() -> None:
 def test_what_cannot_work_is_refused(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_pickled_copy_is_small_and_finds_the_same_rows() -> None:
+    words = [f"w{number}" for number in range(30_000)]
+    clean = Decontaminate({"eval": [" ".join(words)]}, n=2)
+    sent = pickle.dumps(clean)
+    assert len(sent) < 12 * len(words)
+    batch = pa.record_batch({"text": ["w5 w6", "w6 w5", None]})
+    assert pickle.loads(sent).transform(batch).equals(clean.transform(batch))  # noqa: S301 - our own

@@ -18,6 +18,7 @@ from penstock.errors import ResumeError
 from penstock.files.states import with_checksum
 from penstock.order import BlockShuffle, Mixture, Plan, PlanSource, Position, Schedule, states
 from penstock.order import sample_orders as orders
+from penstock.order.plan import mixture_of
 from penstock.order.positions import StepRanges, samples_left
 from penstock.order.sample_orders import (
     BucketOrder,
@@ -287,8 +288,9 @@ def test_ends_of_drawn_sources_are_all_ends(
     stopping = "all_exhausted_without_replacement" if once else "all_exhausted"
     more: dict[str, Any] = {"stopping": stopping, "max_epochs": most, "weights": [7, 1, 3, 2, 5][: len(sizes)]}
     plan, other = mixed(kind, sizes, batch, **more), mixed(kind, sizes, batch, **more)
-    assert other.mixture is not None
-    naive = _AllLimits(other.sources, other.mixture, drop_last=False, stopping=stopping)
+    mixture = mixture_of(other)
+    assert mixture is not None
+    naive = _AllLimits(other.sources, mixture, drop_last=False, stopping=stopping)
     other.__dict__["_steps"] = naive
     assert steps_of(plan, 25) == steps_of(other, 25)
 

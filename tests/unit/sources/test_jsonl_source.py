@@ -199,14 +199,14 @@ def test_a_long_scan_shows_now_and_then_that_it_goes_on_and_can_be_given_up(
 
 
 def test_a_long_scan_does_not_look_like_a_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, scanned = JsonlSource._infer, []
+    original, scanned = JsonlSource._try_to_infer, []
 
     def slow(self: JsonlSource, block: Any) -> Any:
         time.sleep(0.02)
         scanned.append(block.nbytes)
         return original(self, block)
 
-    monkeypatch.setattr(JsonlSource, "_infer", slow)
+    monkeypatch.setattr(JsonlSource, "_try_to_infer", slow)
     path = write_lines(tmp_path / "a.jsonl", *({"n": i, "text": "x" * 980} for i in range(3000)))
     sink = MemorySink()
     since = time.monotonic()

@@ -172,3 +172,22 @@ def test_of_many_shards_some_are_looked_at_each_time(stores: list[Path], tmp_pat
 
     with pytest.raises(DataError, match="changed"):
         some()
+
+
+def test_shards_beyond_a_number_are_let_go_of_and_opened_again(
+    stores: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.store.gather._MOST_SHARDS", 3)
+    table = table_of(stores[0])
+    for rows in np.random.default_rng(0).integers(0, len(ROWS), (20, 30)):
+        held = table.held()
+        places, lengths = table.locate(rows, np.zeros(30, np.int64), held), table.lengths(rows)
+        out = np.zeros(int(lengths.sum()), np.int64)
+        table.copy_from(places, lengths, out, np.cumsum(lengths) - lengths)
+        assert out.tolist() == [token for row in rows for token in ROWS[row]]
+        del held
+        assert len(table.held()) <= 3
+    for row in range(0, len(ROWS), 3):
+        table.copy(np.array([row]), np.array([0]), np.array([len(ROWS[row])]), np.zeros(99, np.int64), np.array([0]))
+    assert len(table.entries) > 5
+    assert len(table.stores[0]._readers) <= 4

@@ -253,3 +253,33 @@ def test_a_missing_column_is_named() -> None:
 def test_scalers_print_as_they_are_written() -> None:
     assert repr(StandardScaler("x")) == "StandardScaler('x')"
     assert repr(MinMaxScaler(["x", "y"])) == "MinMaxScaler(['x', 'y'], range=(0, 1))"
+
+
+@given(
+    values=st.lists(
+        st.floats(-1e150, 1e150) | st.floats(-1e-150, 1e-150) | st.integers(-9, 9), min_size=1, max_size=90
+    ),
+    at=cuts,
+    order=st.randoms(use_true_random=False),
+)
+def test_a_fit_gives_the_same_bits_for_any_cuts_and_any_order(values: list[float], at: list[int], order: Any) -> None:
+    whole = StandardScaler("x").fit(column_of(values, pa.float64()))
+    shuffled = order.sample(values, len(values))
+    parts = [StandardScaler("x").fit(part) for part in pieces(column_of(shuffled, pa.float64()), at)]
+    merged = StandardScaler.from_dict(json.loads(json.dumps(parts[0].to_dict())))
+    for part in parts[1:]:
+        merged.merge(StandardScaler.from_dict(json.loads(json.dumps(part.to_dict()))))
+    assert merged.to_dict() == whole.to_dict()
+    exact = [Fraction(value) for value in map(float, values)]
+    mean = sum(exact) / len(exact)
+    assert whole.mean == {"x": float(mean)}
+    assert whole.learned("x").squares == float(sum((value - mean) ** 2 for value in exact))
+
+
+def test_a_scaler_saved_with_rounded_figures_alone_scales_as_before_and_can_learn_more() -> None:
+    figures = {"count": 3, "mean": 2.1, "mean_rest": 3e-17, "squares": 2.0, "minimum": 1.0, "maximum": 3.0}
+    saved = {"kind": "StandardScaler", "version": 1, "columns": ["x"], "options": {}, "learned": {"x": figures}}
+    scaler = StandardScaler.from_dict(saved)
+    assert (scaler.mean, scaler.std) == ({"x": 2.1}, {"x": math.sqrt(2 / 3)})
+    scaler.partial_fit(column_of([2.1] * 3, pa.float64()))
+    assert (scaler.mean["x"], scaler.std["x"]) == pytest.approx((2.1, math.sqrt(2 / 6)), rel=1e-15)

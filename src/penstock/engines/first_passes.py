@@ -1,0 +1,169 @@
+"""First passes of a job: what all rows are needed for before the first of them leaves, found by tasks over the splits.
+
+Types of text formats, statistics of transforms that are fitted, and columns of functions. Each is noted in the job's
+directory under a name; a task is told the names it needs, and takes each once in a process.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.engines.executor import Task
+from penstock.engines.job_directory import JobDirectory
+from penstock.engines.parts import schema_of, schema_text
+from penstock.engines.plan import Fits, JobPlan
+from penstock.engines.row_types import merge_scans, types_missing
+from penstock.engines.splits import described
+from penstock.pipeline.functions import FunctionStage
+from penstock.pipeline.pipeline import Pipeline, fit_config, fit_transforms
+from penstock.pipeline.stages import Transform
+
+if TYPE_CHECKING:
+    from penstock.engines.work import JobWork
+
+TYPES = "learned-types"
+NOTHING_FOUND: dict[str, Any] = {"types": schema_text(pa.schema([])), "records": [], "files": [], "found": False}
+"""Record of a task of a first pass that crashes its workers, and is left out: the rows are, later."""
+
+
+class FirstPasses:
+    """First passes of one job, on the driver's side."""
+
+    def __init__(self, pipeline: Pipeline, plan: JobPlan, directory: JobDirectory, fit: Sequence[int]) -> None:
+        self._pipeline, self._plan, self._directory = pipeline, plan, directory
+        self.fits = Fits.of(plan, fit)
+        self._unfitted = {id(pipeline.transforms[position]) for position in self.fits.by_tasks}
+        self._types = types_missing(pipeline.source)
+        self.names: list[str] = []
+        """Names of what is known, in the order in which it became known."""
+
+    @property
+    def pending(self) -> bool:
+        """True if tasks have to run before columns of functions are learned, and tasks of rows begin."""
+        return self._types or bool(self._unfitted)
+
+    def fit_here(self) -> None:
+        """Fit in local passes what cannot be fitted in parts, before the work is sent out."""
+        if self.fits.here:
+            fit_transforms(self._pipeline, self.fits.here)
+            self._types = types_missing(self._pipeline.source)
+
+    def cut(self, transforms: list[Any]) -> list[Any]:
+        """Transforms before the first that is not fitted yet."""
+        return transforms[: next((n for n, each in enumerate(transforms) if id(each) in self._unfitted), None)]
+
+    def run(self, work: JobWork, phase: int, run_tasks: Callable[[list[Task]], Any], learn: Callable[[], None]) -> None:
+        """Find out what the tasks of a phase need to know."""
+        source = self._pipeline.source
+        if self._types:
+            self._types = False
+            self._take(TYPES, work, lambda: self._learn_types(work, run_tasks))
+            self._learn_columns(work, learn)
+        stages = self._plan.stages()
+        in_phase = {id(transform) for transform in self._plan.phases[phase].transforms}
+        for position in [p for p in self.fits.by_tasks if id(stages[p]) in in_phase]:
+            tasks = [*self._fit_tasks(work, phase, position)]
+            self._take(f"learned-fit-{position}", work, lambda p=position, t=tasks: self._fit(p, t, run_tasks))  # type: ignore[misc]
+            self._unfitted.discard(id(stages[position]))
+            self._learn_columns(work, learn)
+        close = getattr(source, "close", None)
+        if callable(close):
+            close()
+
+    def _take(self, name: str, work: JobWork, find: Callable[[], dict[str, Any]]) -> None:
+        """Find something out, or read what an earlier run has found; and take it here."""
+        found = self._directory.read_json(f"done/{name}")
+        if found is None or found["plan"] != work.mark:
+            found = find() | {"plan": work.mark}
+            self._directory.finish(name, found)
+        take_facts(work, found)
+        self.names.append(name)
+
+    def _learn_types(self, work: JobWork, run_tasks: Callable[[list[Task]], Any]) -> dict[str, Any]:
+        source: Any = self._pipeline.source
+        tasks = [
+            Task(
+                f"types-{number:06d}",
+                "types",
+                {"phase": 0, "number": number, "splits": bundle.to_json()},
+                described(source, bundle),
+            )
+            for number, bundle in enumerate(work.bundles)
+        ]
+        run_tasks(tasks)
+        records = (self._directory.record(task.name) for task in tasks)
+        return {"types": schema_text(merge_scans(source, work.bundles, records))}
+
+    def _learn_columns(self, work: JobWork, learn: Callable[[], None]) -> None:
+        """Columns of the functions up to the next transform that has to be fitted."""
+        stages = [(n, each) for n, each in enumerate(self._plan.stages()) if isinstance(each, FunctionStage)]
+
+        def find() -> dict[str, Any]:
+            learn()
+            return {"columns": [[n, schema_text(each.output_schema)] for n, each in stages]}
+
+        if any(each.learning for _, each in stages):
+            self._take(f"learned-columns-{len(self.names)}", work, find)
+
+    def _fit_tasks(self, work: JobWork, phase: int, position: int) -> Iterator[Task]:
+        for number, bundle in enumerate(work.bundles):
+            arguments: dict[str, Any] = {"phase": phase, "number": number, "position": position}
+            arguments |= {"learned": list(self.names), "tasks": len(work.bundles)}
+            if not phase:
+                arguments["splits"] = bundle.to_json()
+            yield Task(f"fit-{position}-{number:06d}", "fit", arguments, described(self._pipeline.source, bundle))
+
+    def _fit(self, position: int, tasks: list[Task], run_tasks: Callable[[list[Task]], Any]) -> dict[str, Any]:
+        run_tasks(tasks)
+        learner = unfitted(self._plan.stages()[position])
+        for task in tasks:
+            if self._directory.record(task.name)["found"]:
+                with self._directory.opened(f"{task.name}.json") as path:
+                    learner.merge(type(learner).from_dict(json.loads(path.read_bytes())))
+        return {"position": position, "fitted": learner.to_dict()}
+
+
+def take_facts(work: JobWork, facts: dict[str, Any]) -> None:
+    """Have the source or a transform of the work take what a first pass has found."""
+    stages: Sequence[Any] = work.plan.stages()
+    if "types" in facts:
+        work.source._take_schema(schema_of(facts["types"]))
+    for position, text in facts.get("columns", ()):
+        if text is not None:
+            stages[position].fix_output_schema(schema_of(text))
+    if "fitted" in facts:
+        stage = stages[facts["position"]]
+        stage.fit(()).merge(type(stage).from_dict(facts["fitted"]))
+
+
+def unfitted(stage: Any) -> Any:
+    """A copy of a transform that has learned nothing."""
+    return type(stage).from_dict(stage.to_dict()).fit(())
+
+
+def fit_part(work: JobWork, task: Task, sources: Iterator[tuple[Any, Any]]) -> dict[str, Any]:
+    """Fit a transform on the rows of one task, and leave what it has learned as a part."""
+    phase = task.arguments["phase"]
+    stage = work.plan.stages()[task.arguments["position"]]
+    before: list[Transform] = []
+    for transform in work.plan.phases[phase].transforms:
+        if transform is stage:
+            break
+        before.append(transform)
+    learner, config = unfitted(stage), replace(fit_config(work.config), max_failures=None, max_failure_ratio=None)
+    record: dict[str, Any] = {"files": [], "records": [], "found": True}
+    for file, source in sources:
+        with closing(iter(Pipeline(source, before, None, config, work.budget_bytes))) as batches:  # type: ignore[type-var]
+            for batch in batches:
+                learner.partial_fit(batch)
+        record["files"].append(file)
+        record["records"].append(getattr(source, "records", None))
+    with work.directory.created(f"{task.name}.json") as path:
+        path.write_text(json.dumps(learner.to_dict()))
+    return record
