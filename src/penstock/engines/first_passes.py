@@ -87,12 +87,13 @@ class FirstPasses:
 
     def _learn_types(self, work: JobWork, run_tasks: Callable[[list[Task]], Any]) -> dict[str, Any]:
         source: Any = self._pipeline.source
+        names = [entry[0] for entry in work.inputs]
         tasks = [
             Task(
                 f"types-{number:06d}",
                 "types",
                 {"phase": 0, "number": number, "splits": bundle.to_json()},
-                described(source, bundle),
+                described(source, bundle, names),
             )
             for number, bundle in enumerate(work.bundles)
         ]
@@ -112,12 +113,14 @@ class FirstPasses:
             self._take(f"learned-columns-{len(self.names)}", work, find)
 
     def _fit_tasks(self, work: JobWork, phase: int, position: int) -> Iterator[Task]:
+        names = [entry[0] for entry in work.inputs]
         for number, bundle in enumerate(work.bundles):
             arguments: dict[str, Any] = {"phase": phase, "number": number, "position": position}
             arguments |= {"learned": list(self.names), "tasks": len(work.bundles)}
             if not phase:
                 arguments["splits"] = bundle.to_json()
-            yield Task(f"fit-{position}-{number:06d}", "fit", arguments, described(self._pipeline.source, bundle))
+            shown = described(self._pipeline.source, bundle, names)
+            yield Task(f"fit-{position}-{number:06d}", "fit", arguments, shown)
 
     def _fit(self, position: int, tasks: list[Task], run_tasks: Callable[[list[Task]], Any]) -> dict[str, Any]:
         run_tasks(tasks)

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests import job_cases
 from tests.job_runs import Ended, differences, job, run
 
+from penstock.errors import SchemaError
+
 
 def by_stage(ended: Ended) -> dict[bytes, list[bytes]]:
     """Quarantined rows of each stage, in order, taken out of the files."""
@@ -40,6 +42,10 @@ def check_case(seed: int, base: Path) -> None:
 
     local = run(make, base, config=config)
     other = run(make, base, engine=engine, config=config)
+    if local.error is not None and other.error is not None and local.error[0] == SchemaError.__name__:
+        # The sink refuses the columns: at once, or after some rows.
+        local.files.pop("bad.jsonl", None)
+        other.files.pop("bad.jsonl", None)
     if {*steps} & (job_cases.KEYED | job_cases.ORDERED):
         # Rows that are rejected after stages that need order have no numbers, so they are in order stage by stage.
         if local.error is not None and other.error is not None:
