@@ -430,7 +430,8 @@ class Driver:
         else:
             result = outcome.result if outcome.result is not None else self._directory.record(task.name)
             self._finished += 1
-            self._bytes_done += sum(split["nbytes"] for split in task.arguments.get("splits", ()))
+            if task.kind == "map":
+                self._bytes_done += sum(split["nbytes"] for split in task.arguments.get("splits", ()))
             run.take(number, result)
 
     def _lost(self, task: Task, crash: str) -> dict[str, Any]:

@@ -119,9 +119,8 @@ class FirstPasses:
             arguments |= {"learned": list(self.names), "tasks": len(work.bundles)}
             if not phase:
                 arguments["splits"] = bundle.to_json()
-            yield Task(
-                f"fit-{position}-{number:06d}", "fit", arguments, described(self._pipeline.source, bundle, names)
-            )
+            shown = described(self._pipeline.source, bundle, names)
+            yield Task(f"fit-{position}-{number:06d}", "fit", arguments, shown)
 
     def _fit(self, position: int, tasks: list[Task], run_tasks: Callable[[list[Task]], Any]) -> dict[str, Any]:
         run_tasks(tasks)

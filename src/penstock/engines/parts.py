@@ -58,8 +58,10 @@ class PartSink(Sink):
         self._writer.close()
         self._file.close()
 
-    def abort(self) -> None:
-        return
+    def release(self) -> None:
+        """Close the file, complete or not."""
+        if self._file is not None:
+            self._file.close()
 
     def __repr__(self) -> str:
         return "the rows of a part"
@@ -94,6 +96,11 @@ class EncodedSink(Sink):
             return
         self._writer.close()
         self._file.close()
+
+    def release(self) -> None:
+        """Close the file, complete or not."""
+        if self._file is not None:
+            self._file.close()
 
     def __repr__(self) -> str:
         return repr(self._encoder)

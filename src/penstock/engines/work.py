@@ -90,6 +90,7 @@ class JobWork:
                 sink = EncodedSink(path, self.encoder)
             else:
                 sink = PartSink(path, measure=last and self.plan.shards)
+            stack.callback(sink.release)
             keys = None
             if phase.keys is not None:
                 keys = KeyFile(phase.keys, self.partitions, self.budget_bytes // 4)
