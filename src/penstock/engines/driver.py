@@ -417,7 +417,8 @@ class Driver:
         else:
             result = outcome.result if outcome.result is not None else self._directory.record(task.name)
             self._finished += 1
-            self._bytes_done += sum(split["nbytes"] for split in task.arguments.get("splits", ()))
+            if task.kind == "map":  # first passes read the same bytes
+                self._bytes_done += sum(split["nbytes"] for split in task.arguments.get("splits", ()))
             run.take(number, result)
 
     def _lost(self, task: Task, crash: str) -> dict[str, Any]:
