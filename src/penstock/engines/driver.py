@@ -23,7 +23,16 @@ from penstock.engines.records import PhaseRecords, add_stages, bottleneck, finis
 from penstock.engines.results import SINK_NAME, Results
 from penstock.engines.splits import Bundle, bundles_of, count_records, described
 from penstock.engines.work import JobWork, input_mark, moved
-from penstock.errors import ConfigError, DataError, ResumeError, StageError, UnfinishedJobError
+from penstock.errors import (
+    ChangedFileError,
+    ConfigError,
+    DataError,
+    FailureBudgetError,
+    ResumeError,
+    SchemaError,
+    StageError,
+    UnfinishedJobError,
+)
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import fingerprint
 from penstock.pipeline.functions import FunctionStage
@@ -101,10 +110,10 @@ class Driver:
             lock.hold(f"the job in {self._directory.shown}")
             try:
                 report = self._run_alone()
-            except Exception:
-                # After a kill the next run resumes. An error would only come again; what other processes have made for
-                # `join` stays.
-                if self._temporary and self._directory.read_json(SPLITS_NAME) is None:
+            except Exception as error:
+                # After a crash or an outage the next run resumes. An error of a row would only come again; what other
+                # processes have made for `join` stays.
+                if self._temporary and _is_final(error) and self._directory.read_json(SPLITS_NAME) is None:
                     self._directory.remove()
                 raise
             if self._temporary:
@@ -373,13 +382,14 @@ class Driver:
         if run.first_failure is not None:
             failed = order[run.first_failure]
             raise self._located(run.failures[run.first_failure], failed)
-        self._check_shares(order, mine)
+        if self._share is not None:
+            self._check_shares(order, mine)
+            for number in run.missing:  # other processes have done them meanwhile
+                run.take(number, self._directory.record(order[number].name))
         return run.made
 
     def _check_shares(self, order: Sequence[Task], mine: Sequence[Task]) -> None:
-        """The steps after these need all of them."""
-        if self._share is None:
-            return
+        """Refuse to go on if tasks of others are not done: the next step needs all of them."""
         done = self._directory.done()
         left = sum(task.name not in done for task in order)
         if left:
@@ -509,6 +519,12 @@ class TaskRun:
         self.first_failure: int | None = None
         self._records = records
 
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the tasks without a record."""
+        known: Sequence[Any] = self.made if self._records is None else self._records.parts
+        return [number for number, record in enumerate(known) if not record]
+
     def take(self, number: int, record: dict[str, Any]) -> None:
         if self._records is not None:
             self._records.add(number, record)
@@ -522,6 +538,13 @@ class TaskRun:
     def counts(self, task: Task) -> bool:
         """False if a task before it has failed."""
         return self.first_failure is None or self.place[task.name] < self.first_failure
+
+
+def _is_final(error: Exception) -> bool:
+    """True if the input or the pipeline has to change, so that nothing of the job is of use."""
+    if isinstance(error, StageError):
+        return error.file is not None
+    return isinstance(error, DataError | ChangedFileError | SchemaError | FailureBudgetError)
 
 
 def _schema(text: str) -> pa.Schema:

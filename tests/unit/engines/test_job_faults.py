@@ -10,12 +10,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.job_runs import Made, differences, files_in, job, run
 
+from penstock import Pipeline, PipelineConfig
 from penstock.engines.executor import InProcess, Outcome, Task
 from penstock.errors import ConfigError, PenstockError, ResumeError, StageError
 from penstock.sinks import JsonlSink, ParquetSink, StoreSink
@@ -309,6 +311,44 @@ def test_a_job_directory_may_be_in_a_bucket(tmp_path: Path, kind: str, s3_url: s
     local = run(make, tmp_path, config=config)
     other = run(make, tmp_path, engine=job(1500), config=config, checkpoint=f"{s3_url}/jobs/{kind}")
     assert not differences(local, other)
+
+
+def test_shares_of_a_job_that_run_at_once_are_joined_to_the_same_bytes(tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl")
+
+    def make(out: Path) -> Made:
+        return JsonlSource(source), [Map(upper), ExactDedup("text")], SINKS["store"](out)
+
+    config, place = {"on_error": "skip"}, tmp_path / "job"
+    local = run(make, tmp_path, config=config)
+
+    class First(InProcess):
+        """In the middle of the first share, the second one does all of its tasks."""
+
+        def submit(self, task: Task) -> None:
+            if task.name == "map-0-000002":
+                engine = replace(job(700), share=(1, 2))
+                assert run(make, tmp_path, engine=engine, config=config, checkpoint=place).error is not None
+            super().submit(task)
+
+    engine = replace(job(700, First), share=(0, 2))
+    ended = run(make, tmp_path, engine=engine, config=config, checkpoint=place)
+    assert ended.error is not None
+    assert ended.error[0] == "UnfinishedJobError"
+    assert len(list((place / "done").glob("map-0-*"))) == 8
+    assert not differences(local, run(make, tmp_path, engine=job(700), config=config, checkpoint=place))
+
+
+def test_a_function_that_has_changed_is_refused(tmp_path: Path) -> None:
+    source = write_input(tmp_path / "in.jsonl")
+    ends = []
+    for function in (lambda row: {"n": row["n"]}, lambda row: {"n": row["n"] + 1}):
+        pipeline = Pipeline(source, [Map(function)], tmp_path / "out.jsonl", PipelineConfig(on_error="skip"))
+        try:
+            pipeline.run(tmp_path / "job", engine=job(700, lambda: Dies(3)))
+        except (KeyboardInterrupt, ResumeError) as error:
+            ends.append(type(error))
+    assert ends == [KeyboardInterrupt, ResumeError]
 
 
 def test_options_of_a_job_are_checked() -> None:
