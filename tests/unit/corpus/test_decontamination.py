@@ -202,4 +202,4 @@ def test_a_pickled_copy_is_small_and_finds_the_same_rows() -> None:
     sent = pickle.dumps(clean)
     assert len(sent) < 12 * len(words)
     batch = pa.record_batch({"text": ["w5 w6", "w6 w5", None]})
-    assert pickle.loads(sent).transform(batch).equals(clean.transform(batch))
+    assert pickle.loads(sent).transform(batch).equals(clean.transform(batch))  # noqa: S301 - our own
