@@ -16,29 +16,28 @@ import pyarrow as pa
 from penstock.engines.exchange import write_index
 from penstock.engines.executor import Executor, Outcome, Task
 from penstock.engines.first_passes import NOTHING_FOUND, FirstPasses
+from penstock.engines.identity import JobIdentity
 from penstock.engines.job_directory import MARKER_NAME, PLAN_NAME, SPLITS_NAME, JobDirectory
 from penstock.engines.parts import schema_of, schema_text
 from penstock.engines.plan import JobPlan
 from penstock.engines.records import PhaseRecords, add_stages, bottleneck, finished_stages, lost_record, task_name
 from penstock.engines.results import SINK_NAME, Results
 from penstock.engines.splits import Bundle, bundles_of, count_records, described
-from penstock.engines.work import JobWork, input_mark, moved
+from penstock.engines.work import JobWork, moved
 from penstock.errors import (
     ChangedFileError,
     ConfigError,
     DataError,
     FailureBudgetError,
-    ResumeError,
     SchemaError,
     StageError,
     UnfinishedJobError,
 )
-from penstock.pipeline.chain import Inferring, stage_name
-from penstock.pipeline.checkpoint import fingerprint
+from penstock.pipeline.chain import Inferring
 from penstock.pipeline.functions import FunctionStage
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Durable, FirstOfKey, Remembering, Stateful, Transform
+from penstock.pipeline.stages import Durable, Remembering, Stateful
 from penstock.sinks import StoreSink
 from penstock.sinks.file_sink import FileSink
 from penstock.sources.record_source import RecordSource
@@ -94,9 +93,11 @@ class Driver:
         self._options, self._progress, self._share, self._temporary = options, progress, share, temporary
         self._plan = JobPlan.of(pipeline)
         self._passes = FirstPasses(pipeline, self._plan, directory, fit)
+        self._identity = JobIdentity(pipeline, self._passes.fits.all())
         self._started = time.monotonic()
         self._crashes: Counter[str] = Counter()
         self._finished = self._tasks = self._bytes_done = 0
+        self._mark, self._splits = "", 0
         self._phases: list[PhaseRecords] = []
 
     # -- plan --------------------------------------------------------------------------------------------------------
@@ -126,7 +127,8 @@ class Driver:
         """The job, while no other driver runs it."""
         saved = self._directory.read_json(PLAN_NAME)
         if saved is not None and saved.get("report") is not None:
-            self._check_same(saved)
+            self._identity.check_same(saved, self._directory)
+            self._identity.check_output(self._directory)
             return Report(**saved["report"])
         sink = self._pipeline.sink
         assert sink is not None
@@ -146,16 +148,16 @@ class Driver:
     def _run_in_one_place(self, saved: dict[str, Any] | None) -> Report:
         """A pipeline whose first step needs order: there is nothing to share out."""
         if saved is not None:
-            self._check_same(saved)
+            self._identity.check_same(saved, self._directory)
         self._directory.make()
         if saved is None:
-            self._directory.write_json(PLAN_NAME, self._identity() | {"report": None})
+            self._directory.write_json(PLAN_NAME, self._identity.facts() | {"report": None})
         resumable = isinstance(self._pipeline.sink, Durable) and isinstance(self._pipeline.source, Stateful)
         resumable &= all(t.resumable for t in self._pipeline.transforms if isinstance(t, Remembering))
         place = f"{self._directory.place.rstrip('/')}/join"
         fit = [self._pipeline.transforms[position] for position in self._passes.fits.joined]
         report = self._pipeline.run(place if resumable else None, progress=self._progress, fit=fit)
-        self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
+        self._directory.write_json(PLAN_NAME, self._identity.facts() | {"report": report.to_dict()})
         return report
 
     def _run(self, saved: dict[str, Any] | None) -> Report:
@@ -202,14 +204,14 @@ class Driver:
             fit=self._passes.fits.joined,
         )
         report = results.finish()
-        self._directory.write_json(PLAN_NAME, self._identity() | {"report": report.to_dict()})
+        self._directory.write_json(PLAN_NAME, self._identity.facts() | {"report": report.to_dict()})
         self._directory.delete_parts()
         return report
 
     def _work(self, saved: dict[str, Any] | None) -> JobWork:
         """The work of the tasks: as it was planned, or planned now."""
         if saved is not None:
-            self._check_same(saved)
+            self._identity.check_same(saved, self._directory)
             bundles = [Bundle.of(each) for each in saved["bundles"]]
         else:
             bundles = bundles_of(self._pipeline.source, self._split_bytes())
@@ -228,20 +230,22 @@ class Driver:
             self._plan,
             replace(self._pipeline.config, quarantine=None),
             self._options.task_budget_bytes,
-            self._inputs(),
+            self._identity.inputs(),
             partitions,
             sink.encoder() if self._plan.text and isinstance(sink, FileSink) else None,
             bundles,
         )
+        self._splits = len(bundles)
+        facts = {"bundles": [bundle.to_json() for bundle in bundles], "partitions": partitions}
+        self._mark = work.mark = self._identity.mark(facts)
         if saved is None:
-            facts = {"bundles": [bundle.to_json() for bundle in bundles], "partitions": partitions}
             schemas = {
                 str(number): schema_text(transform.output_schema)
                 for number, transform in enumerate(self._pipeline.transforms)
                 if isinstance(transform, Inferring)
             }
             self._directory.make()
-            self._directory.write_json(PLAN_NAME, self._identity() | facts | {"schemas": schemas, "report": None})
+            self._directory.write_json(PLAN_NAME, self._identity.facts() | facts | {"schemas": schemas, "report": None})
         return work
 
     def _split_bytes(self) -> int:
@@ -257,35 +261,6 @@ class Driver:
         # About 1 kB of input a row, 14 keys of it, and a share of a quarter of the budget for sorting them.
         keys = sum(bundle.nbytes for bundle in bundles) // 1000 * 14 * _KEY_BYTES
         return max(1, min(4096, max(self._executor.slots, 1 + 4 * keys // self._options.task_budget_bytes)))
-
-    def _identity(self) -> dict[str, Any]:
-        pipeline = self._pipeline
-        return {
-            "pipeline": fingerprint(pipeline.source, pipeline.transforms),
-            "functions": [t.code_mark() for t in pipeline.transforms if isinstance(t, FunctionStage)],
-            "stages": str(pipeline),
-            "sink": stage_name(pipeline.sink),
-            "on_error": pipeline.config.on_error,
-            "inputs": self._inputs(),
-            "fit": self._passes.fits.all(),
-        }
-
-    def _check_same(self, saved: dict[str, Any]) -> None:
-        mine = self._identity()
-        what = {"inputs": "other input files", "on_error": "another on_error", "sink": "another sink"}
-        what |= {"functions": "other code in its functions", "fit": "other transforms to fit"}
-        for name in ("pipeline", *what):
-            if saved.get(name) != mine[name]:
-                raise ResumeError(
-                    f"the job in {self._directory.shown} has {what.get(name, 'other stages')} ({saved.get('stages')}); "
-                    "run it with the same ones, delete the directory, or choose another one"
-                )
-
-    def _inputs(self) -> list[list[Any]]:
-        source = self._pipeline.source
-        if not hasattr(source, "files"):
-            return [[name, size, None] for name, size in input_files(source)]
-        return [input_mark(source, number) for number in range(len(source.files))]
 
     def _learn(self, saved: dict[str, Any] | None) -> None:
         """Have functions learn their columns from the first rows of the input, as they do in a local run."""
@@ -309,7 +284,7 @@ class Driver:
         )
         first: list[Any] = []
         for phase in self._plan.phases:
-            first += [] if phase.drops is None else [KeysTakenOff(phase.drops)]
+            first += [] if phase.drops is None else [phase.drops]
             first += phase.transforms
         first = self._passes.cut(first)
         probe = Pipeline(pipeline.source, first, None, config, pipeline.budget)
@@ -351,18 +326,19 @@ class Driver:
             return
         at = len(tasks) * self._share[0] // self._share[1]
         for task in (*tasks[at:], *tasks[:at]):
-            if self._directory.read_json(f"done/{task.name}") is None:
+            record = self._directory.read_json(f"done/{task.name}")
+            if record is None or record["plan"] != self._mark:
                 work(task)
 
     def _run_tasks(self, order: Sequence[Task], records: PhaseRecords | None = None) -> list[dict[str, Any]]:
         """Run tasks that are not done yet; what each has noted, unless there are records to take it. Of several that
         fail, the first in order counts."""
-        done = self._directory.done()
         mine = order if self._share is None else order[self._share[0] :: self._share[1]]
         run = TaskRun(order, records)
-        for number, task in enumerate(order):
-            if task.name in done:
-                run.take(number, self._directory.record(task.name))
+        done = set()
+        for number, record in self._records(order):
+            run.take(number, record)
+            done.add(order[number].name)
         pending = deque(task for task in mine if task.name not in done)
         self._tasks, self._finished = len(order), len(order) - len(pending)
         running: dict[str, Task] = {}
@@ -386,19 +362,43 @@ class Driver:
             failed = order[run.first_failure]
             raise self._located(run.failures[run.first_failure], failed)
         if self._share is not None:
-            self._check_shares(order, mine)
-            for number in run.missing:  # other processes have done them meanwhile
-                run.take(number, self._directory.record(order[number].name))
+            self._check_shares(order, mine, run)
         return run.made
 
-    def _check_shares(self, order: Sequence[Task], mine: Sequence[Task]) -> None:
-        """Refuse to go on if tasks of others are not done: the next step needs all of them."""
+    def _records(self, order: Sequence[Task]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """Records of those tasks that are done, with this plan, and whose parts are there in full."""
+        parts = self._directory.parts()  # before `done`: parts are deleted once the tasks after them are done
         done = self._directory.done()
-        left = sum(task.name not in done for task in order)
+        passed = bool(order) and self._is_passed(order[0], done)
+        for number, task in enumerate(order):
+            if task.name not in done:
+                continue
+            record = self._directory.record(task.name)
+            needed = [(name, size) for name, size in record["parts"].items() if not passed or name.endswith(".bad")]
+            lost = [name for name, size in needed if parts.get(name) != size]
+            if lost:
+                log.warning("%s is run again: %s is damaged or gone", task.described, lost[0])
+            elif record["plan"] == self._mark:
+                yield number, record
+
+    def _is_passed(self, task: Task, done: set[str]) -> bool:
+        """True if all tasks of the phase after it are done, so that its parts may be deleted."""
+        following = task.arguments.get("phase", len(self._plan.phases)) + 1
+        if following >= len(self._plan.phases):
+            return False
+        return all(task_name(following, number) in done for number in range(self._splits))
+
+    def _check_shares(self, order: Sequence[Task], mine: Sequence[Task], run: TaskRun) -> None:
+        """Take over what others have done meanwhile; refuse to go on if some is left, since the next step needs all."""
+        left = len({task.name for task in order} - self._directory.done())
+        if not left:
+            for number, record in self._records(order):
+                run.take(number, record)
+            left = len(run.missing)
         if left:
             raise UnfinishedJobError(
-                f"{len(mine):,} of {len(order):,} tasks of this step are done, and {left:,} are left to other "
-                f"splits; when they have ended, `penstock join` does the rest"
+                f"its {len(mine):,} of {len(order):,} tasks of this step are done; {left:,} of other splits are not "
+                "yet, and when they have ended, `penstock join` does the rest"
             )
 
     def _take(self, outcome: Outcome, pending: deque[Task], run: TaskRun) -> None:
@@ -422,10 +422,10 @@ class Driver:
                 return
             log.error("%s is left out: %d workers died with it (%s)", task.described, _MOST_CRASHES, outcome.crash)
             if first:
-                self._directory.finish(task.name, NOTHING_FOUND)
+                self._directory.finish(task.name, NOTHING_FOUND | {"plan": self._mark, "parts": {}})
                 return
             record = self._lost(task, f"{_MOST_CRASHES} workers in a row died with it ({outcome.crash})")
-            self._directory.finish(task.name, record)
+            self._directory.finish(task.name, record | {"plan": self._mark, "parts": {}})
             run.take(number, record)
         else:
             result = outcome.result if outcome.result is not None else self._directory.record(task.name)
@@ -446,7 +446,7 @@ class Driver:
             return error
         if error.row is None or error.file is None:
             return error
-        names = [entry[0] for entry in self._inputs()]
+        names = [entry[0] for entry in self._identity.inputs()]
         before = 0
         for number in range(task.arguments["number"]):
             counted = self._counted(task, number)
@@ -497,19 +497,6 @@ class Driver:
             "tasks_done": self._finished,
             **state,
         }
-
-
-class KeysTakenOff(Transform):
-    """A stage that drops no rows, in place of one that does."""
-
-    def __init__(self, stage: FirstOfKey) -> None:
-        self._stage = stage
-
-    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return self._stage.without_keys(batch)
-
-    def __repr__(self) -> str:
-        return repr(self._stage)
 
 
 class TaskRun:

@@ -79,8 +79,8 @@ class FirstPasses:
     def _take(self, name: str, work: JobWork, find: Callable[[], dict[str, Any]]) -> None:
         """Find something out, or read what an earlier run has found; and take it here."""
         found = self._directory.read_json(f"done/{name}")
-        if found is None:
-            found = find()
+        if found is None or found["plan"] != work.mark:
+            found = find() | {"plan": work.mark}
             self._directory.finish(name, found)
         take_facts(work, found)
         self.names.append(name)

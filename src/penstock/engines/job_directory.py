@@ -12,6 +12,7 @@ the same.
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import shutil
 import tempfile
@@ -40,6 +41,8 @@ class JobDirectory:
         assert isinstance(home, LocalHome | BucketHome)
         self.home = home
         self.shown = home.shown
+        self.created_bytes: dict[str, int] = {}
+        """Sizes of the parts that were created through this object, by name."""
 
     @property
     def place(self) -> str:
@@ -101,6 +104,10 @@ class JobDirectory:
         """Names of the finished tasks."""
         return set(self.home.list(_DONE))
 
+    def parts(self) -> dict[str, int]:
+        """Names and sizes of the parts."""
+        return self.home.list(_PARTS)
+
     def record(self, task: str) -> dict[str, Any]:
         found = self.read_json(f"{_DONE}/{task}")
         if found is None:
@@ -123,7 +130,10 @@ class JobDirectory:
             temporary = Path(tempfile.gettempdir()) / f"penstock-part-{secrets.token_hex(8)}"
         try:
             yield temporary
+            self.created_bytes[name] = temporary.stat().st_size
             if isinstance(self.home, LocalHome):
+                with open(temporary, "rb+") as file:
+                    os.fsync(file.fileno())  # what is noted as done must not be lost with the machine
                 temporary.replace(folder / name)
             else:
                 with open(temporary, "rb") as file:
@@ -135,7 +145,10 @@ class JobDirectory:
     def opened(self, name: str) -> Iterator[Path]:
         """A part as a file of this machine."""
         if isinstance(self.home, LocalHome):
-            yield self.home.path / _PARTS / name
+            path = self.home.path / _PARTS / name
+            if not path.exists():
+                raise self._gone(name)
+            yield path
             return
         temporary = Path(tempfile.gettempdir()) / f"penstock-part-{secrets.token_hex(8)}"
         try:
@@ -149,9 +162,15 @@ class JobDirectory:
         """Bytes of a part, from one to another."""
         if not isinstance(self.home, LocalHome):
             return bytes(self.home.bucket.read(self.home.key(f"{_PARTS}/{name}"), int(start), stop and int(stop)))
-        with open(self.home.path / _PARTS / name, "rb", buffering=0) as file:
-            file.seek(start)
-            return file.read(-1 if stop is None else int(stop - start))
+        try:
+            with open(self.home.path / _PARTS / name, "rb", buffering=0) as file:
+                file.seek(start)
+                return file.read(-1 if stop is None else int(stop - start))
+        except FileNotFoundError:
+            raise self._gone(name) from None
+
+    def _gone(self, name: str) -> ResumeError:
+        return ResumeError(f"{self.home.place(f'{_PARTS}/{name}')} is gone; delete {self.shown} to start the job again")
 
     def delete_parts(self, prefix: str = "", *, but: str | None = None) -> None:
         """Delete the parts whose names begin so, but those that end otherwise."""

@@ -47,6 +47,8 @@ class JobWork:
     encoder: Any = None
     """The sink whose bytes tasks make, if they do."""
     bundles: list[Bundle] = field(default_factory=list)
+    mark: str = ""
+    """Mark of the plan, by which the records of another job are told apart."""
     _directory: JobDirectory | None = None
     _learned: set[str] = field(default_factory=set)
     """Names of what this process has taken from first passes."""
@@ -66,7 +68,9 @@ class JobWork:
             if name not in self._learned:
                 take_facts(self, self.directory.record(name))
                 self._learned.add(name)
+        self.directory.created_bytes.clear()
         made: dict[str, Any] = getattr(self, f"_{task.kind}")(task)
+        made |= {"plan": self.mark, "parts": dict(self.directory.created_bytes)}
         self.directory.finish(task.name, made)
         return made
 

@@ -150,7 +150,7 @@ class Checkpoint:
                 f"the checkpoint in {self._place.shown} belongs to a run into {self.saved['target']}, this one goes "
                 f"into {name}; use another checkpoint directory"
             )
-        if self.saved["report"] and path is not None and not _is_there(path):
+        if self.saved["report"] and path is not None and not is_there(path):
             raise ResumeError(
                 f"the run in {self._place.shown} is complete, but its output {shown(path)} is gone; "
                 "delete the checkpoint to make it again"
@@ -223,6 +223,7 @@ class Checkpoint:
         self._place.write(to_json(_CHECKPOINT.write(state), indent=True))
 
 
-def _is_there(path: PathLike) -> bool:
+def is_there(path: PathLike) -> bool:
+    """True if an output exists."""
     place = output_place(path, "the output")
     return place.exists() if isinstance(place, Path) else bucket_has(place)

@@ -6,13 +6,11 @@ import ast
 import functools
 import inspect
 import operator
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import xxhash
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError, SchemaError
@@ -237,18 +235,8 @@ class FunctionStage(Transform):
         """The columns that another process has learned from the first rows of the input, for this one's rows too."""
         self._rows.fix(schema)
 
-    def code_mark(self) -> str | None:
-        """Mark of the function's code, which changes with it; None for one without Python code."""
-        code = getattr(self._function, "__code__", None)
-        return None if code is None else xxhash.xxh3_64_hexdigest(repr(_code_facts(code)).encode())
-
     def reset(self) -> None:
         self._rows.reset()
-
-
-def _code_facts(code: types.CodeType) -> tuple[Any, ...]:
-    constants = [_code_facts(each) if isinstance(each, types.CodeType) else repr(each) for each in code.co_consts]
-    return code.co_code, code.co_names, constants
 
 
 class Map(FunctionStage):

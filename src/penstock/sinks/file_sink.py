@@ -108,6 +108,10 @@ class FileSink(Sink):
         """True if the one file may be laid together of parts that others have written with `part_writer`."""
         return False
 
+    def part_facts(self) -> list[str]:
+        """Options that decide the bytes of a part, apart from the rows."""
+        return []
+
     def encoder(self) -> FileSink:
         """A copy for other processes, which makes parts and nothing else."""
         made = copy.copy(self)

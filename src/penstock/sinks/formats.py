@@ -417,6 +417,9 @@ class CsvSink(FileSink):
             )
         return _CsvWriter(file, schema, split_suffix(self._name)[1], self._level, self._delimiter, header=first)
 
+    def part_facts(self) -> list[str]:
+        return [self._delimiter]
+
     @property
     def takes_parts(self) -> bool:
         return not self._is_directory and not split_suffix(self._name)[1]

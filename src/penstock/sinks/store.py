@@ -67,6 +67,10 @@ class StoreSink(Sink):
     def shard_bytes(self) -> int:
         return self._writer.shard_bytes
 
+    def part_facts(self) -> list[Any]:
+        """What decides the bytes of its shards, apart from the rows."""
+        return self._writer.part_facts()
+
     def begin(self) -> None:
         """Take the store for this run, and refuse a place that it may not use."""
         self._writer.begin()

@@ -133,6 +133,10 @@ class StoreWriter:
     def shard_bytes(self) -> int:
         return self._shard_bytes
 
+    def part_facts(self) -> list[str | int | None]:
+        """What decides the bytes of shards that others write, apart from the rows, and what the store is made of."""
+        return [self._mode, *self._requested, self._shard_bytes, self.lineage.key]
+
     def begin(self) -> None:
         """Take the store for this run, before the first row is written; refuse a path that it may not use."""
         with naming(self.home.shown):

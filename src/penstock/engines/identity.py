@@ -1,0 +1,95 @@
+"""Identity of a job: what must be the same when it is resumed, since the parts that are done are kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import xxhash
+
+from penstock.corpus.raw_rows import describe_transforms
+from penstock.engines.job_directory import JobDirectory
+from penstock.engines.work import input_mark
+from penstock.errors import ResumeError
+from penstock.files.filesystems import shown
+from penstock.files.states import to_json
+from penstock.pipeline.chain import stage_name
+from penstock.pipeline.checkpoint import fingerprint, is_there
+from penstock.pipeline.pipeline import Pipeline
+from penstock.sources.memory import MemorySource
+from penstock.sources.splits import input_files
+
+_DIFFERENT = {
+    "pipeline": "other stages",
+    "contents": "other code, arguments or files in its stages",
+    "sink": "another sink, or other options of it",
+    "on_error": "another on_error",
+    "inputs": "other input",
+    "fit": "other transforms to fit",
+}
+
+
+class JobIdentity:
+    """Facts of a job. They are taken before any stage has learned or counted anything."""
+
+    def __init__(self, pipeline: Pipeline, fit: Sequence[int]) -> None:
+        self._pipeline = pipeline
+        sink: Any = pipeline.sink
+        described, _ = describe_transforms(pipeline.transforms)
+        self._fixed = {
+            "pipeline": fingerprint(pipeline.source, pipeline.transforms),
+            "contents": [_hash(text.encode()) for text in described],
+            "stages": str(pipeline),
+            "sink": [stage_name(sink), *(sink.part_facts() if hasattr(sink, "part_facts") else ())],
+            "on_error": pipeline.config.on_error,
+            "fit": list(fit),
+        }
+        self._content: str | None = None
+
+    def facts(self) -> dict[str, Any]:
+        return self._fixed | {"inputs": self.inputs()}
+
+    def inputs(self) -> list[list[Any]]:
+        """Name, size, and time, ETag or content of everything that is read."""
+        source: Any = self._pipeline.source
+        if hasattr(source, "files"):
+            return [input_mark(source, number) for number in range(len(source.files))]
+        if self._content is None:
+            self._content = _content(source)
+        return [[name, size, self._content] for name, size in input_files(source)]
+
+    def mark(self, plan: dict[str, Any]) -> str:
+        """Mark of a plan of this job, by which records of another plan or another job are told apart."""
+        facts = self.facts()
+        return _hash(to_json([plan, *(facts[name] for name in _DIFFERENT)]))
+
+    def check_same(self, saved: dict[str, Any], directory: JobDirectory) -> None:
+        """Refuse the directory of another job."""
+        mine = self.facts()
+        for name, difference in _DIFFERENT.items():
+            if saved.get(name) != mine[name]:
+                raise ResumeError(
+                    f"the job in {directory.shown} has {difference} ({saved.get('stages')}); run it with the same "
+                    "ones, delete the directory, or choose another one"
+                )
+
+    def check_output(self, directory: JobDirectory) -> None:
+        """Refuse a finished job whose output is gone."""
+        path = getattr(self._pipeline.sink, "path", None)
+        if path is not None and not is_there(path):
+            raise ResumeError(
+                f"the job in {directory.shown} is complete, but its output {shown(path)} is gone; delete the directory "
+                "to make it again"
+            )
+
+
+def _content(source: Any) -> str:
+    """Mark of the rows of a source without files; of a database, by their number and their last key."""
+    if isinstance(source, MemorySource):
+        return " ".join(each.xxh3 for each in source.fingerprints())
+    sample = getattr(source, "sampled_identity", None)
+    return _hash(repr(sample() if callable(sample) else "").encode())
+
+
+def _hash(data: bytes) -> str:
+    return xxhash.xxh3_64_hexdigest(data)
