@@ -33,7 +33,12 @@ def prepare(
     mode: Annotated[
         str, typer.Option(help="create, append, or overwrite; the last two make a new version of the store.")
     ] = "create",
-    budget: Annotated[str, typer.Option(help="Memory to use, such as 512MiB.")] = "1 GiB",
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            help="Memory to use, such as 512MiB; with --engine, of one task. Default: 1 GiB, 256 MiB of a task."
+        ),
+    ] = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Number of threads. Default: as many as help.")] = None,
     on_error: Annotated[str, typer.Option(help="Policy for bad rows: raise, skip, quarantine.")] = "raise",
     quarantine: Annotated[str | None, typer.Option(metavar="FILE", help="JSONL file for quarantined rows.")] = None,
@@ -66,15 +71,15 @@ def prepare(
     With --engine ray, a cluster does the work; with --split I/N, N processes of a Slurm array or a Kubernetes job that
     share a file system. The store has the same bytes.
     """
-    console, memory = Console(stderr=True), MemoryBudget(budget)
+    console, memory = Console(stderr=True), MemoryBudget(budget or "1 GiB")
     asked: dict[str, Any] = {"inputs": inputs, "out": out, "recipe": recipe, "mode": mode}
-    asked |= {"on_error": on_error, "quarantine": quarantine, "budget": budget, "workers": workers}
+    asked |= {"on_error": on_error, "quarantine": quarantine, "budget": budget or "1 GiB", "workers": workers}
     chosen: Any = None if engine in (None, "local") else engine
     if chosen is not None and split is not None:
         raise ConfigError("--split is for runs without an engine, and --engine shares out the work itself; omit one")
     if chosen is not None:
         chosen = RayEngine(
-            address=None if engine == "ray" else engine, memory=memory.capacity, cpus_per_task=workers or 1
+            address=None if engine == "ray" else engine, memory=budget or "256 MiB", cpus_per_task=workers or 1
         )
         engine_of(engine)
     with log_lines(console, logging.WARNING if quiet else logging.INFO):

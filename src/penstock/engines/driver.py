@@ -430,7 +430,7 @@ class Driver:
         else:
             result = outcome.result if outcome.result is not None else self._directory.record(task.name)
             self._finished += 1
-            if task.kind == "map":
+            if task.kind == "map":  # first passes read the same bytes
                 self._bytes_done += sum(split["nbytes"] for split in task.arguments.get("splits", ()))
             run.take(number, result)
 

@@ -68,7 +68,7 @@ class StoreSink(Sink):
         return self._writer.shard_bytes
 
     def part_facts(self) -> list[Any]:
-        """Facts that decide the bytes of its shards, apart from the rows."""
+        """Options that decide the bytes of its shards, besides the rows."""
         return self._writer.part_facts()
 
     def begin(self) -> None:

@@ -134,7 +134,7 @@ class StoreWriter:
         return self._shard_bytes
 
     def part_facts(self) -> list[str | int | None]:
-        """Facts that decide the bytes of shards, apart from the rows, and the key of the store."""
+        """Options that decide the bytes of shards that others write, and the key of what the store is made of."""
         return [self._mode, *self._requested, self._shard_bytes, self.lineage.key]
 
     def begin(self) -> None:
