@@ -13,6 +13,8 @@ from penstock.feed import FeedReplicas, RemoteLoader
 from penstock.loaders.loader_file import load_config
 from token_stores import make_rows, make_store
 
+pytestmark = pytest.mark.timeout(600)  # waiting for the cluster counts
+
 LENGTH = 16
 
 

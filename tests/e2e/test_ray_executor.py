@@ -26,6 +26,8 @@ from penstock.engines.ray_executor import RayExecutor
 from penstock.errors import ConfigError, DataError, StageError
 from penstock.pipeline.cores import available_cores
 
+pytestmark = pytest.mark.timeout(600)  # waiting for the cluster counts
+
 NODES = ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
 
 

@@ -27,6 +27,8 @@ from penstock.sinks import JsonlSink, StoreSink
 from penstock.transforms import Filter, Map
 from penstock.transforms.tokenization import ByteTokenizer, Tokenize
 
+pytestmark = pytest.mark.timeout(600)  # waiting for the cluster counts
+
 WORDS = ["river", "turbine", "gate", "water", "valve", "flow", "head", "loss", "the", "of", "and", "pipe"]
 
 
