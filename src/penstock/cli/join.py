@@ -11,17 +11,20 @@ from rich.console import Console
 
 from penstock.cli.console import log_lines
 from penstock.cli.options import JsonOption, QuietOption, StoreArgument, command
-from penstock.engines.job_directory import JobDirectory, default_place
+from penstock.engines.driver import JobOptions
+from penstock.engines.job_directory import SPLITS_NAME, JobDirectory, default_place
 from penstock.engines.run import JobEngine
 from penstock.errors import ConfigError
 from penstock.files.filesystems import output_place, shown
+from penstock.files.states import parse_json, to_json
 from penstock.loaders import Recipe
 from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget
 from penstock.observe import Extent, progress_on
 from penstock.pipeline import PipelineConfig
 
-_ARGUMENTS = "prepare.json"
+_SAME = ("inputs", "mode", "on_error", "quarantine")
+"""Arguments that all splits have in common, beside those of the recipe."""
 
 
 @command(stopped="stopped; the same command resumes")
@@ -37,7 +40,8 @@ def join(store: StoreArgument, as_json: JsonOption = False, quiet: QuietOption =
     """
     from penstock.cli.prepare import print_prepared
 
-    asked = JobDirectory(default_place(output_place(store, "the store"))).read_json(_ARGUMENTS)
+    directory = JobDirectory(default_place(output_place(store, "the store")))
+    asked = directory.read_json(SPLITS_NAME)
     if asked is None:
         raise ConfigError(f"there are no splits to join for {shown(store)!r}; run penstock prepare --split I/N first")
     if asked["directory"] != str(Path.cwd()):
@@ -56,13 +60,31 @@ def join(store: StoreArgument, as_json: JsonOption = False, quiet: QuietOption =
             ),
             budget=memory,
             progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
-            engine=JobEngine(),
+            engine=JobEngine(options=JobOptions(task_budget_bytes=memory.capacity)),
         )
+    if prepared.report is None:  # it was made without the splits meanwhile, so they are of no use
+        with directory.lock() as lock:
+            lock.hold(f"the job in {directory.shown}")
+            directory.remove()
     print_prepared(prepared, memory, as_json=as_json, quiet=quiet)
 
 
 def save_arguments(asked: Mapping[str, Any]) -> None:
-    """Keep the arguments of a preparation for `penstock join`."""
+    """Keep the arguments of a preparation for `penstock join`; those of another one are refused."""
     directory = JobDirectory(default_place(output_place(asked["out"], "out")))
+    before, mine = directory.read_json(SPLITS_NAME), parse_json(to_json(asked))
+    if before is not None:
+        for name in _SAME:
+            _check_same(directory, name, before[name], mine[name])
+        for name in before["recipe"] | mine["recipe"]:
+            _check_same(directory, name, before["recipe"].get(name), mine["recipe"].get(name))
     directory.make()
-    directory.write_json(_ARGUMENTS, {**asked, "directory": str(Path.cwd())})
+    directory.write_json(SPLITS_NAME, {**asked, "directory": str(Path.cwd())})
+
+
+def _check_same(directory: JobDirectory, name: str, before: Any, mine: Any) -> None:
+    if before != mine:
+        raise ConfigError(
+            f"the splits in {directory.shown} were begun with {name}={before!r}, and this one has {mine!r}; all splits "
+            "take the same arguments: run it with those, or delete the directory to begin again"
+        )

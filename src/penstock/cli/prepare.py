@@ -13,6 +13,7 @@ from rich.console import Console
 from penstock.cli.console import count, fact_table, log_lines, print_json, print_table, say
 from penstock.cli.join import save_arguments
 from penstock.cli.options import EngineOption, JsonOption, QuietOption, command
+from penstock.engines.driver import JobOptions
 from penstock.engines.run import JobEngine, RayEngine, engine_of
 from penstock.errors import ConfigError, UnfinishedJobError
 from penstock.files.filesystems import shown
@@ -84,7 +85,9 @@ def prepare(
         engine_of(engine)
     with log_lines(console, logging.WARNING if quiet else logging.INFO):
         if split is not None:
-            chosen = _share(split)
+            if cache is not None:
+                raise ConfigError("--cache is for a store that one process makes, and --split makes a part; omit one")
+            chosen = _share(split, memory)
             save_arguments(asked)
         try:
             prepared = prepare_store(
@@ -105,12 +108,13 @@ def prepare(
     print_prepared(prepared, memory, as_json=as_json, quiet=quiet)
 
 
-def _share(split: str) -> JobEngine:
+def _share(split: str, memory: MemoryBudget) -> JobEngine:
     """The part of the work that `3/16` names."""
     part, _, parts = split.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
         raise ConfigError(f"--split takes a number and the number of splits, 1/16 to 16/16, got {split!r}")
-    return JobEngine(share=(int(part) - 1, int(parts)))
+    options = JobOptions(task_budget_bytes=memory.capacity)
+    return JobEngine(share=(int(part) - 1, int(parts)), options=options)
 
 
 def print_prepared(prepared: Prepared, memory: MemoryBudget, *, as_json: bool, quiet: bool) -> None:

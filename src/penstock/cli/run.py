@@ -27,6 +27,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelled_out
 from penstock.corpus.dedup.stages import Dedup
+from penstock.engines.run import job_place
 from penstock.errors import PenstockError, QueueNotFoundError
 from penstock.files.documents import read_document, set_value
 from penstock.files.filesystems import output_place, shown, shown_place
@@ -111,6 +112,8 @@ def run(
                 typer.echo(described.pipeline.explain(engine, fit=described.fit))
         return
     kept = described.checkpoint
+    if kept is None and engine not in (None, "local"):
+        kept = output_place(job_place(described.pipeline, None), "the directory of the job")
     stopped = f"the same command resumes from {shown_place(kept)}" if kept else "unfinished output was removed"
     with report_errors(debug=debug, stopped=f"stopped; {stopped}"):
         report = _run(described, extent, engine, quiet=quiet)
