@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Self, get_args
 
@@ -350,7 +351,7 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
         existing = open_store(job.out).manifest
     checkpoint = job.work.checkpoint(f"{lineage.key or 'run'}-{job.mode}")
     if existing is not None and _has(job, existing, lineage.key):
-        if not _was_cut_short(checkpoint, existing):
+        if not _was_cut_short(checkpoint, existing) and not _job_was_cut_short(job, existing):
             job.discard_checkpoint()
             return Prepared(job.path, existing, None)
     elif existing is not None:
@@ -452,6 +453,13 @@ def _was_cut_short(checkpoint: Path | RemotePath, existing: Manifest) -> bool:
         return False
     token = saved.get("sink") if saved is not None else None
     return isinstance(token, dict) and bool(token.get("finishing")) and token.get("run") == existing.run
+
+
+def _job_was_cut_short(job: _Job, existing: Manifest) -> bool:
+    if job.engine is None or getattr(job.engine, "share", None) is not None:
+        return False
+    engines = import_module("penstock.engines.run")  # by name, since engines know how to prepare
+    return bool(engines.was_cut_short(job.out, existing.run))
 
 
 def _has(job: _Job, existing: Manifest, key: str | None) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from penstock.engines.driver import Driver, JobOptions, check_engine
 from penstock.engines.executor import Executor, InProcess
 from penstock.engines.job_directory import JobDirectory, default_place
 from penstock.engines.plan import JobPlan
+from penstock.engines.results import SINK_NAME
 from penstock.engines.splits import bundles_of
 from penstock.errors import ConfigError
 from penstock.files.filesystems import output_place
@@ -108,6 +110,12 @@ def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:
     if target is None:
         raise ConfigError("a job with this sink needs checkpoint=, a directory that all nodes share, or a URL")
     return default_place(output_place(target, "the output"))
+
+
+def was_cut_short(target: Path | str, run: str) -> bool:
+    """True if the job that published a store was killed before it had cleaned up: its report is still to be had."""
+    publishing = JobDirectory(default_place(target)).read_json(SINK_NAME)
+    return publishing is not None and publishing["token"].get("run") == run
 
 
 def explain(pipeline: Pipeline, engine: Any, fit: Sequence[int] = ()) -> str:

@@ -13,12 +13,16 @@ import pytest
 from tests.job_runs import Made, differences, job, run
 
 from penstock import Pipeline
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
 from penstock.engines.executor import InProcess, Outcome
+from penstock.engines.results import Results
 from penstock.errors import ResumeError
 from penstock.pipeline.stages import Transform
 from penstock.sinks import CsvSink, JsonlSink, ParquetSink, StoreSink
 from penstock.sources import MemorySource
-from penstock.transforms import ExactDedup, Map
+from penstock.store.manifest import is_store
+from penstock.transforms import ByteTokenizer, ExactDedup, Map
 
 
 class StoppedAfter(InProcess):
@@ -135,3 +139,26 @@ def test_functions_behind_a_deduplication_see_only_the_rows_that_stay(tmp_path: 
     local = run(make, tmp_path)
     assert local.counts["rows_out"] == 2
     assert not differences(local, run(make, tmp_path, engine=job(300)))
+
+
+def test_a_preparation_that_is_killed_after_publishing_tells_what_it_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"text": "same"}\n' * 9)
+    recipe = Recipe(tokenizer=ByteTokenizer(), dedup=["exact"])
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Results, "_report", killed)  # made after the store is published
+        with pytest.raises(KeyboardInterrupt):
+            prepare(str(source), tmp_path / "a.store", recipe, engine=job(30))
+    assert is_store(tmp_path / "a.store")
+    report = prepare(str(source), tmp_path / "a.store", recipe, engine=job(30)).report
+    assert report is not None
+    assert report.dropped == {"duplicate": 8}
+    assert json.loads((tmp_path / "a.store" / "losses.json").read_text())["rows"] == {"duplicate": 8}
+    assert not (tmp_path / ".a.store.job").exists()
+    assert prepare(str(source), tmp_path / "a.store", recipe, engine=job(30)).report is None
