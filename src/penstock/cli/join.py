@@ -22,6 +22,7 @@ from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget
 from penstock.observe import Extent, progress_on
 from penstock.pipeline import PipelineConfig
+from penstock.store.home import LocalHome
 
 _SAME = ("inputs", "mode", "on_error", "quarantine")
 """Arguments that all splits have in common, beside those of the recipe."""
@@ -80,6 +81,8 @@ def save_arguments(asked: Mapping[str, Any]) -> None:
             _check_same(directory, name, before["recipe"].get(name), mine["recipe"].get(name))
     directory.make()
     directory.write_json(SPLITS_NAME, {**asked, "directory": str(Path.cwd())})
+    if isinstance(directory.home, LocalHome):
+        (directory.home.path / SPLITS_NAME).chmod(0o600)  # URLs of inputs may hold credentials
 
 
 def _check_same(directory: JobDirectory, name: str, before: Any, mine: Any) -> None:
