@@ -94,7 +94,8 @@ class Shard:
     def find_position(self) -> MeshPosition:
         """Position of this process in the mesh; without sizes of one, its data rank alone."""
         if not self._sized:
-            check_data_group(self.group)
+            if self.group is not None:
+                check_data_group(self.group)
             parallel = self.model_parallel_size
             return MeshPosition(find_rank(self.rank, self.world_size, model_parallel_size=parallel, group=self.group))
         if self.group is not None or self.model_parallel_size != 1:
