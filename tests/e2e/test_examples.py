@@ -46,7 +46,12 @@ PRINTS: dict[str, tuple[list[str], list[str | re.Pattern[str]]]] = {
     "processes.py": ([], ["2 other processes worked on them", "in order: True"]),
     "quarantine.py": (
         [],
-        ["by default: StageError: Map(parse_price) failed at /in.jsonl, row 20", "98 of 100 rows written", "row 20, byte 560", "row 60, byte 1723"],
+        [
+            "by default: StageError: Map(parse_price) failed at /in.jsonl, row 20",
+            "98 of 100 rows written",
+            "row 20, byte 560",
+            "row 60, byte 1723",
+        ],
     ),
     "grpo_tiny.py": (["--iterations", "25"], ["the reward rose from", ": True"]),
     "queue_labels.py": (
