@@ -100,7 +100,7 @@ def remove_splits(asked: Mapping[str, Any], prepared: Prepared) -> None:
         before, mine = directory.read_json(SPLITS_NAME), parse_json(to_json(asked))
     except (PenstockError, OSError):  # the store is ready all the same
         return
-    if before is None or before["directory"] != str(Path.cwd()) or was_cut_short(target, prepared.manifest.run):
+    if before is None or before["directory"] != str(Path.cwd()) or was_cut_short(target, prepared.manifest.run or ""):
         return
     if all(before[name] == mine[name] for name in (*_SAME, "recipe")):
         with directory.lock() as lock:
