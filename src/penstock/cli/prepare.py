@@ -70,7 +70,7 @@ def prepare(
     same command resumes after a crash, and does nothing if the store is complete.
 
     With --engine ray, a cluster does the work; with --split I/N, N processes of a Slurm array or a Kubernetes job that
-    share a file system. The store has the same bytes.
+    share a file system. The shards have the same bytes.
     """
     console, memory = Console(stderr=True), MemoryBudget(budget or "1 GiB")
     asked: dict[str, Any] = {"inputs": inputs, "out": out, "recipe": recipe, "mode": mode}
