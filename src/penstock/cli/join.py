@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -96,15 +97,14 @@ def remove_splits(asked: Mapping[str, Any], prepared: Prepared) -> None:
     """Remove what splits of the same preparation have left: the store is complete without them."""
     target = output_place(asked["out"], "out")
     directory = JobDirectory(default_place(target))
-    try:
+    with contextlib.suppress(PenstockError, OSError):  # a damaged record, a driver at work: the store is ready even so
         before, mine = directory.read_json(SPLITS_NAME), parse_json(to_json(asked))
-    except (PenstockError, OSError):  # the store is ready all the same
-        return
-    if before is None or before["directory"] != str(Path.cwd()) or was_cut_short(target, prepared.manifest.run or ""):
-        return
-    if all(before[name] == mine[name] for name in (*_SAME, "recipe")):
-        with directory.lock() as lock:
-            if lock.acquire():
+        if before is None or before["directory"] != str(Path.cwd()):
+            return
+        same = all(before[name] == mine[name] for name in (*_SAME, "recipe"))
+        if same and not was_cut_short(target, prepared.manifest.run or ""):
+            with directory.lock() as lock:
+                lock.hold(f"the job in {directory.shown}")
                 directory.remove()
 
 

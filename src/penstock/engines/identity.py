@@ -101,7 +101,7 @@ def _input_difference(before: list[list[Any]], now: list[list[Any]]) -> str:
     was, here = ({name: facts for name, *facts in marks} for marks in (before, now))
     differing = [name for name in dict.fromkeys([*was, *here]) if was.get(name) != here.get(name)]
     if not differing:
-        return "the same files in another order"
+        return "the same files in another order or number"
     name = differing[0]
     if name not in was:
         how = "is new"
