@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
@@ -78,7 +79,7 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     by_epoch = " + ".join(f"{epoch['steps']:,}" for epoch in epochs[:8]) + " + ..." * (len(epochs) > 8)
     in_epochs = count(len(epochs), "epoch") + (f": {by_epoch}" if len(epochs) > 1 else "")
     yield "steps", f"{facts['steps']:,}", in_epochs + (f", {facts['skipped']:,} skipped" if facts["skipped"] else "")
-    each = f"{facts['batch_size']:,} for each of {count(facts['world_size'], 'rank')}"
+    each = f"{facts['batch_size']:,} for each of {_ranks(facts)}"
     yield "global batch", f"{facts['global_batch']:,}", f"samples, {each}"
     yield "samples", f"{facts['samples']:,}", f"of {facts['documents']:,} documents or parts of them"
     if (ranks := facts["imbalance"]) is not None:
@@ -102,6 +103,14 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         stored = f"{source['stored_tokens']:,} tokens in {source['rows']:,} rows"
         yield "source", f"{source['passes']:.2f}", f"times all of {source['name']}, {stored}"
     yield "plan", "", facts["plan"] + (f", {count(facts['edits'], 'edit')}" if facts["edits"] else "")
+
+
+def _ranks(facts: Mapping[str, Any]) -> str:
+    """Data ranks; with sizes of a mesh also its processes, of which several share a data rank."""
+    sharing = math.prod(facts["settings"].get(name) or 1 for name in ("cp", "tp", "pp"))
+    if sharing == 1:
+        return count(facts["world_size"], "rank")
+    return f"{count(facts['world_size'], 'data rank')}, {facts['world_size'] * sharing:,} processes"
 
 
 def _emit_diff(here: Mapping[str, Any], there: Mapping[str, Any], *, as_json: bool) -> None:

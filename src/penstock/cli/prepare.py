@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from penstock.cli.console import count, fact_table, log_lines, print_json, print_table, say
-from penstock.cli.join import save_arguments
+from penstock.cli.join import remove_splits, save_arguments
 from penstock.cli.options import EngineOption, JsonOption, QuietOption, command
 from penstock.engines.driver import JobOptions
 from penstock.engines.run import JobEngine, RayEngine, engine_of
@@ -70,7 +70,7 @@ def prepare(
     same command resumes after a crash, and does nothing if the store is complete.
 
     With --engine ray, a cluster does the work; with --split I/N, N processes of a Slurm array or a Kubernetes job that
-    share a file system. The store has the same bytes.
+    share a file system. The shards have the same bytes.
     """
     console, memory = Console(stderr=True), MemoryBudget(budget or "1 GiB")
     asked: dict[str, Any] = {"inputs": inputs, "out": out, "recipe": recipe, "mode": mode}
@@ -78,6 +78,7 @@ def prepare(
     chosen: Any = None if engine in (None, "local") else engine
     if chosen is not None and split is not None:
         raise ConfigError("--split is for runs without an engine, and --engine shares out the work itself; omit one")
+    share = None if split is None else _share_of(split)
     if chosen is not None:
         chosen = RayEngine(
             address=None if engine == "ray" else engine, memory=budget or "256 MiB", cpus_per_task=workers or 1
@@ -87,7 +88,7 @@ def prepare(
         if split is not None:
             if cache is not None:
                 raise ConfigError("--cache is for a store that one process makes, and --split makes a part; omit one")
-            chosen = _share(split, memory)
+            chosen = JobEngine(share=share, options=JobOptions(task_budget_bytes=memory.capacity))
             save_arguments(asked)
         try:
             prepared = prepare_store(
@@ -105,25 +106,34 @@ def prepare(
         except UnfinishedJobError as state:
             say(f"split {split}: {state}")
             return
+        remove_splits(asked, prepared)
     print_prepared(prepared, memory, as_json=as_json, quiet=quiet)
 
 
-def _share(split: str, memory: MemoryBudget) -> JobEngine:
-    """The part of the work that `3/16` names."""
+def _share_of(split: str) -> tuple[int, int]:
+    """The part of the work that `3/16` names: 2 of 16, since parts are counted from 0."""
     part, _, parts = split.partition("/")
     if not (part.isdecimal() and parts.isdecimal() and 1 <= int(part) <= int(parts)):
-        raise ConfigError(f"--split takes a number and the number of splits, 1/16 to 16/16, got {split!r}")
-    options = JobOptions(task_budget_bytes=memory.capacity)
-    return JobEngine(share=(int(part) - 1, int(parts)), options=options)
+        raise typer.BadParameter(
+            f"expected a number and the number of splits, 1/16 to 16/16, got {split!r}", param_hint="--split"
+        )
+    return int(part) - 1, int(parts)
 
 
-def print_prepared(prepared: Prepared, memory: MemoryBudget, *, as_json: bool, quiet: bool) -> None:
-    """Print the store and the report of the run that made it."""
+def print_prepared(
+    prepared: Prepared,
+    memory: MemoryBudget,
+    *,
+    as_json: bool,
+    quiet: bool,
+    why: str = "it was made of the same input in the same way before",
+) -> None:
+    """Print the store and the report of the run that made it, or why there is none."""
     if as_json:
         print_json(_facts(prepared), indent=False)
     elif not quiet:
         if prepared.report is None:
-            say(f"{shown(prepared.path)} is ready: it was made of the same input in the same way before")
+            say(f"{shown(prepared.path)} is ready: {why}")
         else:
             print_table(closing_table(prepared.report, budget_bytes=memory.capacity))
         print_table(fact_table(store_lines(_facts(prepared)["store"], prepared.tokens_per_second)))

@@ -27,7 +27,7 @@ from penstock.cli.options import (
 )
 from penstock.cli.pipeline_file import KEYS, PipelineFile, read_pipeline, spelled_out
 from penstock.corpus.dedup.stages import Dedup
-from penstock.engines.run import job_place
+from penstock.engines.run import engine_of, job_place
 from penstock.errors import PenstockError, QueueNotFoundError
 from penstock.files.documents import read_document, set_value
 from penstock.files.filesystems import output_place, shown, shown_place
@@ -91,6 +91,9 @@ def run(
 
     Exit codes: 0 success; 1 an error, printed to stderr; 2 wrong usage; 130 stopped by Ctrl-C.
     """
+    elsewhere = engine not in (None, "local")
+    if elsewhere:
+        engine_of(engine)
     tree = spelled_out(read_document(pipeline, such_as="source: corpus.jsonl"))
     for assignment in check_assignments(assignments):
         set_value(tree, assignment, known=KEYS)
@@ -101,18 +104,18 @@ def run(
     extent = Extent.of(described.pipeline.source)
     if dry_run:
         problems = Problems()
-        columns = check_columns(described, problems, scan=engine in (None, "local"))
+        columns = check_columns(described, problems, scan=not elsewhere)
         problems.check(str(pipeline))
         facts = _facts(described, extent) | {"columns": columns.columns, "columns_unknown_after": columns.unknown}
         if as_json:
             print_json(facts, indent=False)
         else:
-            typer.echo("\n".join(_lines(described, extent, columns)))
-            if engine not in (None, "local"):
+            typer.echo("\n".join(_lines(described, extent, columns, elsewhere=elsewhere)))
+            if elsewhere:
                 typer.echo(described.pipeline.explain(engine, fit=described.fit))
         return
     kept = described.checkpoint
-    if kept is None and engine not in (None, "local"):
+    if kept is None and elsewhere:
         kept = output_place(job_place(described.pipeline, None), "the directory of the job")
     stopped = f"the same command resumes from {shown_place(kept)}" if kept else "unfinished output was removed"
     with report_errors(debug=debug, stopped=f"stopped; {stopped}"):
@@ -164,7 +167,7 @@ def _facts(described: PipelineFile, extent: Extent) -> dict[str, Any]:
     }
 
 
-def _lines(described: PipelineFile, extent: Extent, columns: ColumnCheck) -> Iterator[str]:
+def _lines(described: PipelineFile, extent: Extent, columns: ColumnCheck, *, elsewhere: bool) -> Iterator[str]:
     facts, config = _facts(described, extent), described.pipeline.config
     yield facts["pipeline"]
     if extent.files is not None:
@@ -179,7 +182,8 @@ def _lines(described: PipelineFile, extent: Extent, columns: ColumnCheck) -> Ite
         exists = target.exists() if isinstance(target, Path) else bucket_has(target)
         yield f"output      {facts['output']}{' (exists: it will be replaced)' if exists else ''}"
     yield f"budget      {format_bytes(facts['budget_bytes'])}"
-    yield f"workers     {config.workers}, at most {config.worker_limit}"
+    if not elsewhere:  # else tasks have the cores that the engine gives them
+        yield f"workers     {config.workers}, at most {config.worker_limit}"
     yield f"bad rows    {config.on_error}"
     for learner in facts["fits"]:
         yield f"first pass  fits {learner} on the input"

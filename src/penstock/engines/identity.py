@@ -66,12 +66,25 @@ class JobIdentity:
     def check_same(self, saved: dict[str, Any], directory: JobDirectory) -> None:
         """Refuse the directory of another job."""
         mine = self.facts()
-        for name, difference in _DIFFERENT.items():
+        for name in sorted(_DIFFERENT, key=lambda name: name != "inputs"):  # stages also name the files
             if saved.get(name) != mine[name]:
+                known = self._difference(name, saved.get(name), mine[name])
                 raise ResumeError(
-                    f"the job in {directory.shown} has {difference} ({saved.get('stages')}); run it with the same "
-                    "ones, delete the directory, or choose another one"
+                    f"the job in {directory.shown} has {_DIFFERENT[name]} ({saved.get('stages')})"
+                    f"{': ' if known else ''}{known}; run it with the same ones, delete the directory, or choose "
+                    "another one"
                 )
+
+    def _difference(self, name: str, before: Any, now: Any) -> str:
+        """What differs, as far as it is known."""
+        if name == "inputs" and before is not None:
+            return _input_difference(before, now)
+        if name == "contents" and before is not None and len(before) == len(now) == len(self._pipeline.transforms):
+            stages = zip(self._pipeline.transforms, before, now)
+            return ", ".join(f"now {stage_name(stage)}" for stage, was, here in stages if was != here)
+        if name == "on_error":
+            return f"{before!r} then, {now!r} now"
+        return f"now {self._pipeline}" if name == "pipeline" else ""
 
     def check_output(self, directory: JobDirectory) -> None:
         """Refuse a finished job whose output is gone."""
@@ -81,6 +94,25 @@ class JobIdentity:
                 f"the job in {directory.shown} is complete, but its output {shown(path)} is gone; delete the directory "
                 "to make it again"
             )
+
+
+def _input_difference(before: list[list[Any]], now: list[list[Any]]) -> str:
+    """The first input that differs, and how; files are given as name, size, and time, ETag or content."""
+    was, here = ({name: facts for name, *facts in marks} for marks in (before, now))
+    differing = [name for name in dict.fromkeys([*was, *here]) if was.get(name) != here.get(name)]
+    if not differing:
+        return "the same files in another order or number"
+    name = differing[0]
+    if name not in was:
+        how = "is new"
+    elif name not in here:
+        how = "is missing now"
+    elif was[name][0] != here[name][0]:
+        how = f"had {was[name][0]:,} bytes, and has {here[name][0]:,} now"
+    else:
+        how = "has another modification time" if isinstance(here[name][1], int) else "has another content"
+    more = f", and {len(differing) - 1:,} more differ" if len(differing) > 1 else ""
+    return f"{shown(name)} {how}{more}"
 
 
 def _content(source: Any) -> str:

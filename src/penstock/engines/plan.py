@@ -80,7 +80,7 @@ class JobPlan:
             steps = ", ".join(map(stage_name, (pipeline.source, *self.rest, pipeline.sink)))
             yield f"one place    {steps}: the first step needs the rows in order"
             return
-        yield f"{splits:,} splits{size} of {stage_name(pipeline.source)}"
+        yield f"{splits:,} {'split' if splits == 1 else 'splits'}{size} of {stage_name(pipeline.source)}"
         if isinstance(pipeline.source, RecordSource) and not pipeline.source.has_schema:
             yield "each split   types of the columns, of all rows; schema= saves this pass"
         for position in fits.here:

@@ -12,7 +12,7 @@
     chunk_size: 4096
     packing: best_fit
     batch_size: 16
-    world_size: 8                        # the planned number of ranks; a run on another number is refused
+    world_size: 8                        # the planned number of data ranks; a run on another number is refused
     seed: 7
     epochs: 2                            # how far `penstock plan` counts
     edits:
@@ -111,8 +111,10 @@ class LoaderConfig:
 
     def open(self, **more: Any) -> DataLoader:
         """The loader, with its plan edited. Arguments in `more` override those of the file."""
-        arguments = {**self.arguments, **flat_options(more)}
-        self._find_rank(arguments)
+        given = flat_options(more)
+        arguments = {**self.arguments, **given}
+        if given.get("rank") is None or given.get("world_size") is None:  # else the caller says where this process is
+            self._find_rank(arguments)
         try:
             loader = self._make(arguments)
         except PenstockError:
@@ -155,11 +157,14 @@ class LoaderConfig:
         sized = any(place.get(name, 1) != 1 for name in ("cp", "tp", "pp")) or "dp" in place
         if planned is None or ("rank" in place and not sized):
             return
+        if "rank" in place and "dp" not in place:
+            place["dp"] = arguments["dp"] = planned
         here = Shard(**place).find_rank()
         if here.world_size != planned:
+            counted = " (world_size is the number of data ranks; ranks of cp, tp and pp share samples)" if sized else ""
             raise ConfigError(
-                f"{self.name} is planned for world_size={planned}, and this is {here}; start that many ranks, change "
-                "world_size in the file, or pass rank= and world_size="
+                f"{self.name} is planned for world_size={planned}, and this is {here}{counted}; start that many ranks, "
+                "change world_size in the file, or pass rank= and world_size="
             )
         del arguments["world_size"]
 
@@ -227,6 +232,13 @@ def _check(tree: dict[str, Any], problems: Problems) -> None:
     _check_keys(tree, keys_of(kind), kind, "", problems)
     if (epochs := tree.get("epochs")) is not None and isinstance(epochs, int) and epochs < 1:
         problems.add("epochs", f"expected a positive number, got {epochs}")
+    world_size, dp = tree.get("world_size"), tree.get("dp")
+    if world_size is not None and dp is not None and world_size != dp:
+        problems.add(
+            "world_size",
+            f"{world_size} contradicts dp={dp}: world_size is the number of data ranks, {dp} here, whatever cp, tp and "
+            "pp are; omit it, dp says it",
+        )
     _check_edits(tree.get("edits"), problems)
     if kind == "mixed":
         _check_mixture(tree, problems)

@@ -123,7 +123,10 @@ class Pipeline:
             self.stop()
 
     def explain(self, engine: Any = "ray", *, fit: Sequence[Transform] = ()) -> str:
-        """The plan of an engine in words: steps that run on splits, over partitions of keys, and in one place."""
+        """The plan of an engine in words: steps that run on splits, over partitions of keys, and in one place.
+
+        Without an argument, the plan of Ray, which need not be installed. `fit` are the transforms that `run` will fit.
+        """
         return cast(str, _engines().explain(self, engine, fit_positions(self, fit)))
 
     async def run_async(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:

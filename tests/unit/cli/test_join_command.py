@@ -52,10 +52,36 @@ def test_a_split_with_other_arguments_is_refused_and_the_others_can_be_joined() 
 
 def test_splits_of_a_store_that_was_made_meanwhile_are_removed(tmp_path: Path) -> None:
     prepare("a.store", "--split", "1/2")
+    (tmp_path / ".a.store.job").rename("kept")
     prepare("a.store")
+    (tmp_path / "kept").rename(".a.store.job")
     assert "is ready" in penstock("join", "a.store")
     assert not (tmp_path / ".a.store.job").exists()
 
 
 def test_a_split_goes_to_no_cache() -> None:
     assert "--cache is for a store that one process makes" in prepare("a", "--split", "1/2", "--cache", "c", code=1)
+
+
+def test_a_join_that_is_started_again_finds_the_store_ready(tmp_path: Path) -> None:
+    assert "there are no splits to join" in penstock("join", "a.store", code=1)
+    prepare("a.store", "--split", "1/1")
+    penstock("join", "a.store")
+    assert "a.store is ready: no splits are left to join" in penstock("join", "a.store")
+    assert '"made":false' in penstock("join", "a.store", "--json").replace(" ", "")
+    assert "is ready" in prepare("a.store", "--split", "1/1")
+    assert not (tmp_path / ".a.store.job").exists()
+
+
+def test_a_plain_preparation_removes_splits_of_the_same_arguments_alone(tmp_path: Path) -> None:
+    prepare("a.store", "--split", "1/2")
+    prepare("a.store")
+    assert not (tmp_path / ".a.store.job").exists()
+    prepare("a.store", "--split", "1/2", "--mode", "overwrite", "--dedup", "exact")
+    prepare("a.store")
+    assert (tmp_path / ".a.store.job").exists()
+
+
+@pytest.mark.parametrize("split", ["0/4", "5/4", "a/b", "3"])
+def test_a_wrong_split_is_wrong_usage(split: str) -> None:
+    assert "--split" in prepare("a.store", "--split", split, code=2)

@@ -93,7 +93,9 @@ def test_plan_tells_a_machine_what_the_loader_does(penstock: Call, chats: str) -
 
 def test_commands_show_the_data_ranks_of_a_mesh_and_whole_sequences(penstock: Call, chats: str) -> None:
     mesh = ["--set", "world_size=null", "--set", "dp=2", "--set", "cp=2", "--set", "context=zigzag"]
-    assert re.search(r"global batch +4 +samples, 2 for each of 2 ranks", said(penstock("plan", chats, *mesh)))
+    assert re.search(r"global batch +4 .*each of 2 data ranks, 4 processes", said(penstock("plan", chats, *mesh)))
+    contradiction = said(penstock("plan", chats, "--set", "world_size=4", "--set", "dp=2", "--set", "cp=2"), 1)
+    assert "4 contradicts dp=2: world_size is the number of data ranks, 2 here" in contradiction
     assert said(penstock("show", chats, "--step", "2", *mesh)) == said(penstock("show", chats, "--step", "2"))
     assert "byte for byte" in said(penstock("verify-resume", chats, "--steps", "4", "--stops", "1", *mesh))
 

@@ -95,3 +95,12 @@ def test_a_step_behind_one_that_became_two_is_fitted() -> None:
     result = CliRunner().invoke(app, ["run", "run.yaml", "--quiet"])
     assert result.exit_code == 0, result.output
     assert [json.loads(line)["n"] for line in Path("out.jsonl").read_text().splitlines()] == [-1.0, 1.0]
+
+
+def test_an_engine_is_checked_first_and_plans_without_the_workers_of_this_machine() -> None:
+    told = dry([{"lower": "text"}], words=("--engine", "spark"), code=1)
+    assert told.startswith("penstock: unknown engine 'spark'")
+    told = dry([{"lower": "text"}], source="in.parquet", words=("--engine", "ray"))
+    assert " 1 split of about " in told
+    assert "workers" not in told
+    assert "workers auto" in dry([{"lower": "text"}], words=("--engine", "local"))

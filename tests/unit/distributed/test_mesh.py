@@ -231,3 +231,30 @@ def test_a_file_has_sizes_of_a_mesh(store: Path, tmp_path: Path, monkeypatch: py
     file.write_text(text + "cp: 2\n")
     with load_config(file).open() as loader:
         assert loader.rank == Rank(0, 2)
+
+
+def test_world_size_of_a_file_is_the_number_of_its_data_ranks(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.yaml"
+    text = f"loader: pretrain\npath: {store}\nchunk_size: 16\nbatch_size: 1\nbackend: numpy\ncp: 2\n"
+    file.write_text(text + "dp: 4\nworld_size: 8\n")
+    with pytest.raises(ConfigError, match=r"world_size: 8 contradicts dp=4: world_size is the number of data ranks, 4"):
+        load_config(file)
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with load_config(file, ["world_size=4"]).open() as loader:
+        assert loader.rank == Rank(1, 4)
+    file.write_text(text + "world_size: 8\n")
+    with pytest.raises(ConfigError, match=r"world_size=8, and this is rank 1 of 4 \(world_size is the number of data"):
+        load_config(file).open()
+
+
+def test_a_rank_that_is_passed_is_that_of_the_process(store: Path, tmp_path: Path) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(f"loader: pretrain\npath: {store}\nchunk_size: 16\nbackend: numpy\ncp: 2\ncontext: contiguous\n")
+    with load_config(file).open(rank=3, world_size=4) as loader:
+        assert loader.rank == Rank(1, 2)
+        assert loader.get_batch().metadata["context"]["rank"] == 1
+    with load_config(file, ["world_size=2"]).open(rank=3) as loader:
+        assert loader.rank == Rank(1, 2)

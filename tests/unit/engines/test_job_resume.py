@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from penstock.engines.results import Results
 from penstock.errors import ResumeError
 from penstock.pipeline.stages import Transform
 from penstock.sinks import CsvSink, JsonlSink, ParquetSink, StoreSink
-from penstock.sources import MemorySource
+from penstock.sources import JsonlSource, MemorySource
 from penstock.store.manifest import is_store
 from penstock.transforms import ByteTokenizer, ExactDedup, Map
 
@@ -88,6 +89,32 @@ def test_a_job_with_other_contents_is_refused(rows: Path, tmp_path: Path, change
     with pytest.raises(ResumeError, match=r"the job in .* has (an)?other .*; run it with the same ones"):
         CHANGES[change](rows, tmp_path, 1).run(engine=job(500))
     assert CHANGES[change](rows, tmp_path, 0).run(engine=job(500)).rows_out == 200
+
+
+@pytest.mark.parametrize("change", ["size", "time", "missing", "new", "order", "stage"])
+def test_what_differs_from_the_job_is_named(rows: Path, tmp_path: Path, change: str) -> None:
+    other, sink = tmp_path / "other.jsonl", JsonlSink(tmp_path / "out.jsonl")
+    other.write_bytes(rows.read_bytes())
+    os.utime(other, ns=(1, 1))
+    stop(Pipeline(JsonlSource([rows, other]), [Added(0)], sink))
+    now = [rows, other]
+    if change == "size":
+        other.write_bytes(b'{"n": 1}\n')
+        said = rf"other.jsonl had {rows.stat().st_size:,} bytes, and has 9 now;"
+    elif change == "time":
+        os.utime(other, ns=(2, 2))
+        said = "other.jsonl has another modification time;"
+    elif change == "missing":
+        now, said = [rows], "other.jsonl is missing now;"
+    elif change == "new":
+        (tmp_path / "more.jsonl").write_bytes(rows.read_bytes())
+        now, said = [*now, tmp_path / "more.jsonl"], "more.jsonl is new;"
+    elif change == "order":
+        now, said = now[::-1], "the same files in another order or number;"
+    else:
+        said = "now Added"
+    with pytest.raises(ResumeError, match=said):
+        Pipeline(JsonlSource(now), [Added(int(change == "stage"))], sink).run(engine=job(500))
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut short", "empty"])
