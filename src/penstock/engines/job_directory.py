@@ -179,10 +179,10 @@ class JobDirectory:
             temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[Path]:
-        """A part as a file of this machine."""
+    def opened(self, name: str, folder: str = f"{_PARTS}/") -> Iterator[Path]:
+        """A part, or a file of another folder, as a file of this machine."""
         if isinstance(self.home, LocalHome):
-            path = self.home.path / _PARTS / name
+            path = self.home.path / f"{folder}{name}"
             if not path.exists():
                 raise self._gone(name)
             yield path
@@ -190,7 +190,7 @@ class JobDirectory:
         temporary = Path(tempfile.gettempdir()) / f"penstock-part-{secrets.token_hex(8)}"
         try:
             with open(temporary, "wb") as file:
-                self.home.bucket.download(self.home.key(f"{_PARTS}/{name}"), file)
+                self.home.bucket.download(self.home.key(f"{folder}{name}"), file)
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
