@@ -29,6 +29,7 @@ from penstock.errors import (
     ConfigError,
     DataError,
     FailureBudgetError,
+    ResumeError,
     SchemaError,
     StageError,
     UnfinishedJobError,
@@ -106,9 +107,10 @@ class Driver:
         """The whole job, or what is left of it; with a share, that part of the tasks, which ends in an error that says
         what is left to others."""
         if self._share is not None:
-            return self._run(self._directory.read_json(PLAN_NAME))
+            return self._run_share(self._share)
         with self._directory.lock() as lock:
             lock.hold(f"the job in {self._directory.shown}")
+            self._directory.check_no_shares()
             try:
                 report = self._run_alone()
             except Exception as error:
@@ -122,6 +124,20 @@ class Driver:
             if self._temporary:
                 self._directory.remove()
             return report
+
+    def _run_share(self, share: tuple[int, int]) -> Report:
+        """A share, while no other process runs the same one."""
+        with self._directory.share_lock(share) as lock:
+            lock.hold(f"split {share[0] + 1}/{share[1]} of the job in {self._directory.shown}")
+            try:
+                return self._run(self._directory.read_json(PLAN_NAME))
+            except Exception as error:
+                if self._mark and self._directory.read_json(PLAN_NAME) is None:
+                    raise ResumeError(
+                        f"the job in {self._directory.shown} was joined or deleted meanwhile, so what this split does "
+                        "is of no use any more; if the output is not there, run it again"
+                    ) from error
+                raise
 
     def _run_alone(self) -> Report:
         """The job, while no other driver runs it."""
@@ -162,6 +178,8 @@ class Driver:
 
     def _run(self, saved: dict[str, Any] | None) -> Report:
         work = self._work(saved)
+        if saved is not None and self._share is None:
+            self._tell_resumed(work)
         marker = secrets.token_hex(16)
         self._directory.make()
         if self._share is None:
@@ -211,19 +229,18 @@ class Driver:
     def _work(self, saved: dict[str, Any] | None) -> JobWork:
         """The work of the tasks: as it was planned, or planned now."""
         if saved is not None:
-            self._identity.check_same(saved, self._directory)
-            bundles = [Bundle.of(each) for each in saved["bundles"]]
-        else:
-            bundles = bundles_of(self._pipeline.source, self._split_bytes())
+            self._check_plan(saved)
+        bundles = bundles_of(self._pipeline.source, self._split_bytes()) if saved is None else []
         self._passes.fit_here()
         source, sink = self._pipeline.source, self._pipeline.sink
+        plan = saved if saved is not None else self._planned(bundles)
         if not self._passes.pending:
-            self._learn(saved)
+            self._learn(plan)
             _ = getattr(source, "schema", None)  # known before tasks are sent out
         close = getattr(source, "close", None)
         if callable(close):
             close()
-        partitions = saved["partitions"] if saved is not None else self._partitions(bundles)
+        bundles = [Bundle.of(each) for each in plan["bundles"]]
         work = JobWork(
             self._directory.place,
             source,
@@ -231,22 +248,52 @@ class Driver:
             replace(self._pipeline.config, quarantine=None),
             self._options.task_budget_bytes,
             self._identity.inputs(),
-            partitions,
+            plan["partitions"],
             sink.encoder() if self._plan.text and isinstance(sink, FileSink) else None,
             bundles,
         )
         self._splits = len(bundles)
-        facts = {"bundles": [bundle.to_json() for bundle in bundles], "partitions": partitions}
+        facts = {"bundles": [bundle.to_json() for bundle in bundles], "partitions": work.partitions}
         self._mark = work.mark = self._identity.mark(facts)
-        if saved is None:
-            schemas = {
+        return work
+
+    def _planned(self, bundles: Sequence[Bundle]) -> dict[str, Any]:
+        """A new plan, which is in the directory; or that of another share which was faster."""
+        if not self._passes.pending:
+            self._learn(None)
+        plan = self._identity.facts() | {
+            "bundles": [bundle.to_json() for bundle in bundles],
+            "partitions": self._partitions(bundles),
+            "schemas": {
                 str(number): schema_text(transform.output_schema)
                 for number, transform in enumerate(self._pipeline.transforms)
                 if isinstance(transform, Inferring)
-            }
-            self._directory.make()
-            self._directory.write_json(PLAN_NAME, self._identity.facts() | facts | {"schemas": schemas, "report": None})
-        return work
+            },
+            "shares": None if self._share is None else self._share[1],
+            "report": None,
+        }
+        self._directory.make()
+        there = self._directory.create_json(PLAN_NAME, plan)
+        self._check_plan(there)
+        return there
+
+    def _check_plan(self, plan: dict[str, Any]) -> None:
+        """Refuse the plan of another job, or of another number of shares."""
+        self._identity.check_same(plan, self._directory)
+        shares = plan.get("shares")
+        if self._share is not None and shares not in (None, self._share[1]):
+            mine = f"{self._share[0] + 1}/{self._share[1]}"
+            raise ConfigError(
+                f"the job in {self._directory.shown} was begun in {shares} splits, and this one is {mine}; run "
+                f"1/{shares} to {shares}/{shares}, or delete the directory to begin again"
+            )
+
+    def _tell_resumed(self, work: JobWork) -> None:
+        phases = len(self._plan.phases)
+        tasks = phases * len(work.bundles) + (phases - 1) * work.partitions
+        done = sum(name.startswith(("map-", "duplicates-")) for name in self._directory.done())
+        where = self._directory.shown
+        log.info("resumes the job in %s: %d of %d tasks are done; delete it to start again", where, done, tasks)
 
     def _split_bytes(self) -> int:
         if self._options.split_bytes is not None:

@@ -2,6 +2,7 @@
 
     job.json              the plan: splits, phases, learned schemas
     marker                bytes by which a node shows that it sees this directory
+    split-3-of-16.lock    held by the process that runs this split
     done/map-0-000017     what a finished task has made, and its counts
     parts/...             rows, keys and quarantined rows that tasks leave to others
 
@@ -12,7 +13,9 @@ the same.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -20,16 +23,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from penstock.errors import ResumeError
+from penstock.errors import ConfigError, ResumeError
+from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import beside
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
 from penstock.files.object_lock import ObjectLock
+from penstock.files.objects import ObjectExistsError
 from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.store.home import BucketHome, LocalHome, store_home
 
 PLAN_NAME, MARKER_NAME, SPLITS_NAME = "job.json", "marker", "prepare.json"
 _DONE, _PARTS = "done", "parts"
+_SHARE_LOCK = re.compile(r"split-(\d+)-of-(\d+)\.lock")
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.EMLINK)
+"""Errors of file systems without hard links."""
 _RECORD = StateFormat("task of a job", "a finished task of a job")
 
 
@@ -53,12 +61,28 @@ class JobDirectory:
     def is_local(self) -> bool:
         return isinstance(self.home, LocalHome)
 
-    def lock(self) -> FileLock | ObjectLock:
-        """Lock of the one driver."""
+    def lock(self, name: str = "driver.lock") -> FileLock | ObjectLock:
+        """Lock of the one driver, or another one."""
         if isinstance(self.home, LocalHome):
             self.home.path.mkdir(parents=True, exist_ok=True)
-            return FileLock(self.home.path / "driver.lock")
-        return ObjectLock(f"{self.home.url.rstrip('/')}/driver.lock")
+            return FileLock(self.home.path / name)
+        return ObjectLock(f"{self.home.url.rstrip('/')}/{name}")
+
+    def share_lock(self, share: tuple[int, int]) -> FileLock | ObjectLock:
+        """Lock of the process that runs a share."""
+        return self.lock(f"split-{share[0] + 1}-of-{share[1]}.lock")
+
+    def check_no_shares(self) -> None:
+        """Refuse to go on while a process runs a share; locks that killed ones have left are taken away."""
+        for name in self.home.list():
+            if (found := _SHARE_LOCK.fullmatch(name)) is None:
+                continue
+            with self.lock(name) as lock:
+                if not lock.acquire():
+                    raise ConfigError(
+                        f"split {found[1]}/{found[2]} of the job in {self.shown} is still run by {lock.owner()}; wait "
+                        "until all splits have ended, or stop them: what they have not done is done here"
+                    )
 
     def make(self) -> None:
         if isinstance(self.home, LocalHome):
@@ -99,6 +123,19 @@ class JobDirectory:
 
     def write_json(self, name: str, facts: dict[str, Any]) -> None:
         self.home.write(name, to_json(_RECORD.write(facts)))
+
+    def create_json(self, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+        """Write a small file of the job, unless another process has done so before; what is there."""
+        data = to_json(_RECORD.write(facts))
+        if isinstance(self.home, LocalHome):
+            _create(self.home.path / name, data)
+        else:
+            with contextlib.suppress(ObjectExistsError):
+                self.home.bucket.write(self.home.key(name), data, create=True)
+        found = self.read_json(name)
+        if found is None:
+            raise ResumeError(f"{self.home.place(name)} is gone; run the job again")
+        return found
 
     def done(self) -> set[str]:
         """Names of the finished tasks."""
@@ -142,10 +179,10 @@ class JobDirectory:
             temporary.unlink(missing_ok=True)
 
     @contextlib.contextmanager
-    def opened(self, name: str) -> Iterator[Path]:
-        """A part as a file of this machine."""
+    def opened(self, name: str, folder: str = f"{_PARTS}/") -> Iterator[Path]:
+        """A part, or a file of another folder, as a file of this machine."""
         if isinstance(self.home, LocalHome):
-            path = self.home.path / _PARTS / name
+            path = self.home.path / f"{folder}{name}"
             if not path.exists():
                 raise self._gone(name)
             yield path
@@ -153,7 +190,7 @@ class JobDirectory:
         temporary = Path(tempfile.gettempdir()) / f"penstock-part-{secrets.token_hex(8)}"
         try:
             with open(temporary, "wb") as file:
-                self.home.bucket.download(self.home.key(f"{_PARTS}/{name}"), file)
+                self.home.bucket.download(self.home.key(f"{folder}{name}"), file)
             yield temporary
         finally:
             temporary.unlink(missing_ok=True)
@@ -181,6 +218,23 @@ class JobDirectory:
                 self.home.delete(f"{_PARTS}/{name}")
         elif names:
             self.home.bucket.delete(*(self.home.key(f"{_PARTS}/{name}") for name in names))
+
+
+def _create(path: Path, data: bytes) -> None:
+    """Write a file as a whole, unless there is one."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    write_atomic(temporary, data)
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        if not path.exists():
+            temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def default_place(target: Path | str) -> Path | str:

@@ -141,8 +141,8 @@ class Results:
         fit_transforms(fitted, [position - before for position in self.fit])
 
         def take() -> None:
-            lines = self._spooled() if rejects else []
-            bad.take(map(row_unknown, lines), {_NOT_SORTED: len(lines)}, self._rows_in)
+            if rejects:
+                self._take_spooled(bad)
             self._check(bad)
 
         sink: Any = CheckedSink(pipeline.sink, take)
@@ -160,12 +160,14 @@ class Results:
         bad.counts.update(report.quarantined)
         return report
 
-    def _spooled(self) -> list[bytes]:
-        """Rows that the last steps have rejected."""
-        try:
-            return self.directory.home.read(_SPOOL).splitlines(keepends=True)
-        except FileNotFoundError:
-            return []
+    def _take_spooled(self, bad: BadRows) -> None:
+        """Rows that the last steps have rejected, one at a time: there may be very many."""
+        if not self.directory.home.exists(_SPOOL):
+            return
+        with self.directory.opened(_SPOOL, folder="") as path, open(path, "rb") as lines:
+            count = sum(1 for _ in lines)
+            lines.seek(0)
+            bad.take(map(row_unknown, lines), {_NOT_SORTED: count}, self._rows_in)
 
     def _resumes(self) -> bool:
         """True if the last steps can be resumed after the death of the driver."""

@@ -122,6 +122,7 @@ class SourceThread:
             return parcel
         skipped = skip()
         parcel.error, parcel.source_state = None, context.source_state()
+        parcel.rows_in = 1  # as when it is found while decoding: rows in are rows out, dropped and bad ones
         parcel.rejected = (
             Rejected(
                 file=error.file,

@@ -8,12 +8,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from hypothesis import given, settings
+import pyarrow.parquet as pq
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests import job_cases
 from tests.job_runs import Ended, differences, job, run
 
 from penstock.errors import SchemaError
+from penstock.sinks import JsonlSink
+from penstock.sources import ParquetSource
 
 
 def by_stage(ended: Ended) -> dict[bytes, list[bytes]]:
@@ -55,6 +58,7 @@ def check_case(seed: int, base: Path) -> None:
 
 
 @settings(max_examples=40)
+@example(3552025)
 @given(st.integers(0, 1 << 32))
 def test_a_job_has_the_output_of_a_local_run(seed: int) -> None:
     base = Path(tempfile.mkdtemp(prefix="penstock-job-"))
@@ -62,3 +66,16 @@ def test_a_job_has_the_output_of_a_local_run(seed: int) -> None:
         check_case(seed, base)
     finally:
         shutil.rmtree(base)
+
+
+def test_a_damaged_file_has_the_counts_of_a_local_run(tmp_path: Path) -> None:
+    pq.write_table(job_cases.table_of(random.Random(4), 90), tmp_path / "in.parquet", row_group_size=50)
+    job_cases.damage(tmp_path / "in.parquet")
+
+    def make(out: Path) -> Any:
+        return ParquetSource(tmp_path / "in.parquet"), [], JsonlSink(out / "made.jsonl")
+
+    local = run(make, tmp_path, config={"on_error": "quarantine"})
+    assert len(local.files["bad.jsonl"].splitlines()) == 1
+    assert local.counts["rows_in"] == local.counts["rows_out"] + 1
+    assert not differences(local, run(make, tmp_path, engine=job(300), config={"on_error": "quarantine"}))

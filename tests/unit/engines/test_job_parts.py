@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import tracemalloc
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.job_runs import job
+from tests.job_cases import Tail
+from tests.job_runs import Made, differences, job, run
 
 from penstock import Pipeline, PipelineConfig
 from penstock.engines.exchange import KeyFile, dropped_rows, find_duplicates, write_index
@@ -19,6 +21,7 @@ from penstock.engines.records import PhaseRecords, empty_record, task_name
 from penstock.errors import FailureBudgetError
 from penstock.sinks import ArrowSink, JsonlSink, ParquetSink
 from penstock.sources import JsonlSource, MemorySource
+from penstock.store.home import BucketHome, LocalHome
 from penstock.transforms import ExactDedup, Filter, Map, MinHashDedup
 
 
@@ -140,3 +143,27 @@ def test_a_pipeline_whose_first_step_needs_order_says_that_it_runs_in_one_place(
     pipeline = Pipeline(MemorySource([{"n": n} for n in range(9)]), [Every()], tmp_path / "out.jsonl")
     assert pipeline.explain(job(10)).startswith("one place    MemorySource")
     assert pipeline.run(engine=job(10)).rows_out == 5
+
+
+@pytest.mark.parametrize("kind", ["directory", "bucket"])
+def test_bad_rows_of_the_last_steps_are_not_loaded_at_once(
+    tmp_path: Path, kind: str, s3_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"text": f"{'kappa' if n % 3 else 'alpha'} {n}"} for n in range(60)]
+
+    def make(out: Path) -> Made:
+        return MemorySource(rows), [Map({"size": "len(text)"}), Tail()], JsonlSink(out / "made.jsonl")
+
+    local = run(make, tmp_path, config={"on_error": "quarantine"})
+    for home in (LocalHome, BucketHome):
+        monkeypatch.setattr(home, "read", partialmethod(_read_no_rows, home.read))
+    place = f"{s3_url}/job" if kind == "bucket" else tmp_path / "job"
+    other = run(make, tmp_path, config={"on_error": "quarantine"}, engine=job(300), checkpoint=place)
+    assert len(local.files["bad.jsonl"].splitlines()) == 40
+    assert not differences(local, other)
+
+
+def _read_no_rows(self: Any, read: Any, name: str) -> bytes:
+    assert not name.endswith(".jsonl")
+    data: bytes = read(self, name)
+    return data
