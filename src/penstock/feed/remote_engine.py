@@ -37,7 +37,8 @@ class RemoteEngine:
     ) -> None:
         self.options, self.rank, self._share = options, options.find_rank(), share
         self._connection, self._hello = connection, hello
-        facts = {name: value for name, value in hello["layout"].items() if name != "kind"}
+        known = BatchLayout.__dataclass_fields__
+        facts = {name: value for name, value in hello["layout"].items() if name in known}
         backend = get_backend(options.backend)
         given = frozenset(facts["fields"])
         if not options.wanted_fields <= given and options.fields is not None:

@@ -21,6 +21,7 @@ import pyarrow.flight as flight
 import pytest
 import yaml
 
+from penstock.distributed.sharding import Balanced, Strided
 from penstock.errors import ConfigError, ResumeError
 from penstock.feed import FeedServer, RemoteLoader, TLSFiles, protocol
 from penstock.feed import connection as connections
@@ -29,6 +30,7 @@ from penstock.feed.job import block_steps
 from penstock.feed.protocol import BATCH_COLUMNS, MalformedMessageError, decode, encode, ending, schema_of
 from penstock.feed.server import is_loopback
 from penstock.loaders.plan_engine import PlanEngine
+from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.memory import MemoryBudget
 from token_stores import make_rows, make_store
@@ -132,6 +134,42 @@ def test_another_padding_token_is_another_config_too(store: Path) -> None:
         client._engine.close()
         with pytest.raises(ConfigError, match="pad_id is 7 there and was 0"):
             next(iter(client))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (None, Strided(), "sharding is strided there and was contiguous"),
+        (Balanced(), Balanced(equal_size=False), r"sharding is balanced\(equal_size=False\) there and was balanced"),
+        (Balanced(np.sqrt), Balanced(np.square), "cost=.*square.* there and was .*sqrt"),
+    ],
+)
+def test_another_sharding_is_another_config_too(store: Path, first: Any, second: Any, told: str) -> None:
+    with served(store, options={"sharding": first}) as one, remote(one.address, rank=0, world_size=2) as client:
+        assert client.get_batch()
+        one.close()
+        with (
+            served(store, options={"sharding": second}, port=one.port),
+            pytest.raises(ConfigError, match=told),
+        ):
+            ids(client)
+
+
+@pytest.mark.parametrize("option", [{"kl": True}, {"completion": "all"}])
+def test_options_of_preferences_are_another_config_too(tmp_path: Path, option: dict[str, Any]) -> None:
+    rows = [{"prompt": "a b", "completion": f"{n}", "label": bool(n % 2)} for n in range(12)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def preferences(**more: Any) -> PreferenceDataLoader:
+        given = {"batch_size": 4, "backend": "numpy", "cache_dir": tmp_path, "progress": False, **more}
+        return PreferenceDataLoader(tmp_path / "rows.jsonl", "byte", 64, "chatml", **given)
+
+    with preferences() as loader, FeedServer(loader) as one, remote(one.address) as client:
+        assert client.get_batch()
+        one.close()
+        with preferences(**option) as other, FeedServer(other, port=one.port):
+            with pytest.raises(ConfigError, match=f"{next(iter(option))} is .* there and was"):
+                ids(client)
 
 
 def test_a_replica_with_another_config_is_passed_over(store: Path) -> None:
@@ -431,6 +469,9 @@ def test_a_remote_loader_works_in_spawned_processes_and_says_so_in_forked_ones(s
     with served(store) as server, remote(server.address) as client:
         copy = pickle.loads(pickle.dumps(client))  # noqa: S301 - as a spawned worker gets it
         assert ids(copy) == ids(client)
+        with remote(server.address, backend="torch") as tensors:
+            copy = pickle.loads(pickle.dumps(tensors))  # noqa: S301
+            assert [ids.tolist() for ids in copy.get_batch().input_ids] == tensors[0].input_ids.tolist()
         engine = client._engine
         engine._connection._process = -1  # type: ignore[attr-defined]  # as after a fork
         with pytest.raises(ConfigError, match="forked"):
