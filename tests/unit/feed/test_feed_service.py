@@ -162,7 +162,7 @@ def test_options_of_preferences_are_another_config_too(tmp_path: Path, option: d
 
     def preferences(**more: Any) -> PreferenceDataLoader:
         given = {"batch_size": 4, "backend": "numpy", "cache_dir": tmp_path, "progress": False, **more}
-        return PreferenceDataLoader(tmp_path / "rows.jsonl", "byte", 64, "chatml", **given)
+        return PreferenceDataLoader(tmp_path / "rows.jsonl", "byte", 64, "plain", **given)
 
     with preferences() as loader, FeedServer(loader) as one, remote(one.address) as client:
         assert client.get_batch()
