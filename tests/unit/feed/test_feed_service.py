@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import pickle
+import re
 import signal
 import socket
 import subprocess
@@ -21,6 +22,7 @@ import pyarrow.flight as flight
 import pytest
 import yaml
 
+from penstock.batching.options import Shard
 from penstock.distributed.sharding import Balanced, Strided
 from penstock.errors import ConfigError, ResumeError
 from penstock.feed import FeedServer, RemoteLoader, TLSFiles, protocol
@@ -175,14 +177,65 @@ def test_options_of_preferences_are_another_config_too(tmp_path: Path, option: d
 def test_a_replica_with_another_config_is_passed_over(store: Path) -> None:
     with ExitStack() as stack:
         loader, first, other, third = (
-            stack.enter_context(each)
-            for each in (local(store), served(store), served(store, options={"seed": 5}), served(store))
+            stack.enter_context(each) for each in (local(store), served(store), served(store), served(store))
         )
         client = stack.enter_context(remote([first.address, other.address, third.address]))
         found = ids(client)
+        other.close()
+        stack.enter_context(served(store, options={"seed": 5}, port=other.port))
         first.close()
         assert found + ids(client) == ids(loader) + ids(loader)
         assert address_of(client) == third.address
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"options": {"seed": 5}}, r"seed is \[5\] there and \[0\] here"),
+        ({"options": {"batch_size": 2}}, "batch_size is 2 there and 4 here"),
+        ({"options": {"sharding": Strided()}}, "sharding is strided there and contiguous here"),
+        ({"options": {"fields": ["input_ids"]}}, "fields is"),
+        ({"defaults": {"tp": 2}}, "tp is 2 there and None here"),
+        ({"defaults": {"backend": "torch"}}, None),
+    ],
+)
+def test_replicas_that_differ_are_refused_before_the_first_batch(
+    store: Path, more: dict[str, Any], told: str | None
+) -> None:
+    with socket.socket() as gone, served(store) as first, served(store, **more) as second:
+        gone.bind(("127.0.0.1", 0))
+        nowhere = f"grpc://127.0.0.1:{gone.getsockname()[1]}"
+        addresses = [first.address, nowhere, second.address]
+        if told is None:  # the client decides it
+            remote(addresses).close()
+            return
+        with pytest.raises(ConfigError, match=told) as refused:
+            remote(addresses)
+        assert f"{second.address} serves another config than {first.address}" in str(refused.value)
+        place = {"rank": 0, "world_size": 2, "batch_size": 4}
+        if "batch_size" in told or "tp" in told:
+            remote(addresses, **place).close()  # decided by the client
+        else:
+            with pytest.raises(ConfigError, match=told.partition(" ")[0]):
+                remote(addresses, **place)
+
+
+def test_edits_of_replicas_are_compared(store: Path) -> None:
+    with local(store) as edited, served(store) as first:
+        edited.edit(edited.plan.skip(2, 4))
+        with FeedServer(edited) as second, pytest.raises(ConfigError, match="edits is .* there and .* here"):
+            remote([first.address, second.address])
+
+
+def test_slices_of_the_config_need_the_place_of_the_client(store: Path) -> None:
+    with served(store, defaults={"cp": 2, "context": "zigzag"}) as server:
+        with pytest.raises(ConfigError, match=r"context='zigzag' for cp=2.*rank= and world_size= say nothing of cp"):
+            remote(server.address, rank=0, world_size=2)
+        for place in ({"cp": 2}, {"shard": Shard(rank=1, dp=1, cp=2)}, {"context": None}):
+            given = {"rank": 1, "world_size": 2} if "shard" not in place else {}
+            with remote(server.address, **given, **place) as client:
+                slices = client.get_batch().metadata.get("context")
+                assert (slices is None) == ("context" in place)
 
 
 def test_a_client_of_another_protocol_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,6 +425,10 @@ def test_a_token_is_asked_for_and_shown_nowhere(
             assert not [text for text in [*shown, json.dumps(client.state_dict())] if "correct" in text]
         monkeypatch.setenv(connections.TOKEN_VARIABLE, "correct horse")
         remote(server.address).close()
+        remote(server.address, token="correct horse\n").close()  # as a file has it
+        for wrong in (" \n", "h\u00f6rse", "correct\nhorse"):
+            with pytest.raises(ConfigError, match="token=: expected a token of printable ASCII"):
+                remote(server.address, token=wrong)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "example.com"])
@@ -413,10 +470,27 @@ def test_tls_works_with_the_certificate_and_with_no_other(store: Path, tls: Path
             assert ids(client) == ids(loader)
         with pytest.raises(ConnectionError, match="tls_root_certs"):
             remote(server.address, tls_root_certs=tls / "other.crt", token="a")
-        with pytest.raises(ConnectionError, match=r"grpc\+tls"):
-            remote(server.address.replace("+tls", ""), token="a")
-    with served(store) as plain, pytest.raises(ConnectionError, match="grpc://"):
-        remote(plain.address.replace("grpc", "grpc+tls"), tls_root_certs=tls / "own.crt")
+    with served(store) as plain, pytest.raises(ConnectionError, match=f"does not use TLS.*{plain.address}$"):
+        remote(plain.address.replace("grpc", "grpc+tls"), tls_root_certs=tls / "own.crt", retry_seconds=1000)
+
+
+def test_a_certificate_of_another_name_is_refused_at_once(
+    store: Path, tls: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with served(store, tls=files(tls, "other")) as server:
+        with pytest.raises(ConnectionError, match=r"another name.*127\.0\.0\.1 is not in peer certificate"):
+            remote(server.address, tls_root_certs=tls / "other.crt", retry_seconds=1000)
+    assert not caplog.text
+
+
+def test_a_server_with_tls_is_not_tried_for_long_without_it(
+    store: Path, tls: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_PROBE_SECONDS", 0.2)
+    with served(store, tls=files(tls, "own")) as server:
+        with pytest.raises(ConnectionError, match=f"its address is {re.escape(server.address)}"):
+            remote(server.address.replace("+tls", ""), retry_seconds=1000)
+    assert not caplog.text
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
