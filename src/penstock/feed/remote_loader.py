@@ -87,7 +87,7 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
                     )
                 chosen, group = replace(chosen, prefetch=0), GroupShare(share)
             connection.budget = chosen.memory
-            super().__init__(RemoteEngine(connection, hello, chosen, group))
+            super().__init__(RemoteEngine(connection, hello, chosen, group, facts=_deciding(hello, given)))
         except BaseException:
             connection.close()
             raise
