@@ -38,14 +38,15 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
 
     Batches, order and states are those of the local loader of that config: a run can go from one to the other and back.
     With several addresses, ranks begin with different ones, and a server that is silent for `deadline_seconds` is
-    replaced by the next, without a lost or repeated batch. All are tried in turn for `retry_seconds`; a server with
-    another plan is refused. `batch_size` and `fields` are by default those of the config.
+    replaced by the next, without a lost or repeated batch. All are tried in turn for `retry_seconds`. Servers of
+    different configs are refused. `batch_size` and `fields` are by default those of the config.
 
     `token` is that of the server, by default the environment variable PENSTOCK_FEED_TOKEN. `tls_root_certs` is a file
     in PEM with the certificates to trust, by default those of the system. Worker processes of torch have to be spawned.
 
     `share` is a process group, or a mesh of one dimension, whose ranks train on the same batches (tensor or context
-    parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls.
+    parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls. Pass
+    `group` or `shard` with it, which decide the batches.
     """
 
     def __init__(
