@@ -18,7 +18,7 @@ from penstock.cli.console import fact_table, log_lines, print_json, print_table,
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, read_config
 from penstock.engines.run import engine_of
 from penstock.errors import ConfigError
-from penstock.feed.connection import TOKEN_VARIABLE
+from penstock.feed.connection import TOKEN_VARIABLE, clean_token
 from penstock.feed.replicas import FeedReplicas
 from penstock.feed.server import FeedServer, TLSFiles
 
@@ -83,13 +83,7 @@ def serve(
 def read_token(path: Path | None) -> str | None:
     """Token of a file, or of the environment; None without either."""
     text = os.environ.get(TOKEN_VARIABLE) if path is None else path.read_text(encoding="utf-8")
-    token = (text or "").strip()
-    if text is not None and (not token or not token.isascii() or not token.isprintable()):
-        raise ConfigError(
-            f"{TOKEN_VARIABLE if path is None else path}: expected a token of printable ASCII, such as the output of "
-            "`openssl rand -hex 32`"
-        )
-    return token or None
+    return clean_token(text, TOKEN_VARIABLE if path is None else str(path))
 
 
 def read_tls(certificate: Path | None, key: Path | None) -> TLSFiles | None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -11,9 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays.ragged import offsets_of
-from penstock.batching.backends import Backend
+from penstock.batching.backends import Backend, get_backend
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import BatchLayout, CompactBatch
+from penstock.distributed.sharding import Sharding
 from penstock.feed.protocol import (
     BATCH_COLUMNS,
     PREFERENCE_COLUMNS,
@@ -149,11 +151,34 @@ def layout_facts(layout: BatchLayout) -> dict[str, Any]:
     return facts | {"fields": sorted(layout.fields)}
 
 
+def described_sharding(sharding: Sharding) -> str:
+    """Sharding as text that is the same in every process, with the options that are not its defaults."""
+    kind = type(sharding)
+    name = kind.__name__.lower() if kind.__module__ == Sharding.__module__ else f"{kind.__module__}.{kind.__qualname__}"
+    if not is_dataclass(sharding):
+        return name
+    values = {each.name: (getattr(sharding, each.name), each.default) for each in fields(sharding)}
+    told = [f"{option}={_plain(value)}" for option, (value, default) in values.items() if value != default]
+    return f"{name}({', '.join(told)})" if told else name
+
+
+def _plain(value: Any) -> str:
+    named = callable(value) and hasattr(value, "__qualname__")
+    return f"{value.__module__}.{value.__qualname__}" if named else re.sub(r" at 0x[0-9a-fA-F]+", "", repr(value))
+
+
 class BatchReader:
     """Batches of messages, as the local loader makes them."""
 
     def __init__(self, kind: str, layout: BatchLayout, backend: Backend, names: tuple[str, ...]) -> None:
         self._kind, self._layout, self._backend, self._names = kind, layout, backend, names
+
+    def __getstate__(self) -> dict[str, Any]:
+        """State for worker processes, which import the framework themselves."""
+        return self.__dict__ | {"_backend": self._backend.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _backend=get_backend(state["_backend"]))
 
     def read(self, message: Message) -> list[tuple[TrainingBatch, FeedPosition]]:
         """All batches of a message, each with the next position."""

@@ -35,6 +35,8 @@ TOKEN_VARIABLE = "PENSTOCK_FEED_TOKEN"
 _ADDRESS = re.compile(r"grpc(\+tls|\+tcp)?://(\[[0-9a-fA-F:]+\]|[^/:\[\]]+):(\d+)")
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 _MESSAGES_AHEAD = 2
+_PROBE_SECONDS = 3.0
+"""Longest wait for a server that is not needed yet, and for one that closes every connection."""
 _CHANNEL = [
     ("grpc.use_local_subchannel_pool", 1),  # a new connection does not wait for the pauses of an old one
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -55,6 +57,10 @@ class RefusedServerError(LostServerError):
         self.cause = cause
 
 
+class ClosedConnectionError(LostServerError):
+    """A server that takes the connection and closes it at once, as one with TLS does without it."""
+
+
 class FeedConnection:
     """Requests to the first server that answers them, and their retries.
 
@@ -73,11 +79,14 @@ class FeedConnection:
     ) -> None:
         self.addresses = read_addresses(addresses)
         self.deadline_seconds, self.retry_seconds = deadline_seconds, retry_seconds
-        self._token, self._certificates = token or os.environ.get(TOKEN_VARIABLE), tls_root_certs
+        given = token or os.environ.get(TOKEN_VARIABLE) or None
+        self._token = clean_token(given, "token=" if token else TOKEN_VARIABLE)
+        self._certificates = tls_root_certs
         self._current = first % len(self.addresses)
         self._client: flight.FlightClient | None = None
         self._failures: dict[str, LostServerError] = {}
         self._failing_since: float | None = None
+        self._warned = False
         self._process = os.getpid()
         self.expected: Mapping[str, Any] | None = None
         """Facts of the feed that this client began with."""
@@ -102,6 +111,23 @@ class FeedConnection:
         if len(messages) != 1:
             raise LostServerError(f"{self.address} sent {len(messages)} messages, expected one")
         return messages[0]
+
+    def ask_others(self, request: Mapping[str, Any]) -> Iterator[tuple[str, Message]]:
+        """Answer of each other server that can be reached, with its address; one that cannot is passed over."""
+        for address in dict.fromkeys(each for each in self.addresses if each != self.address):
+            other = FeedConnection(
+                address,
+                token=self._token,
+                tls_root_certs=self._certificates,
+                deadline_seconds=min(self.deadline_seconds, _PROBE_SECONDS),
+                retry_seconds=0.0,
+            )
+            try:
+                yield address, other.ask(request)
+            except LostServerError as error:
+                log.debug("%s is compared when it is used: %s", address, error)
+            finally:
+                other.close()
 
     def stream(self, request: Mapping[str, Any]) -> Iterator[Message]:
         """Messages of an answer. Raises LostServerError if it is cut, or if nothing comes for too long."""
@@ -146,17 +172,24 @@ class FeedConnection:
         """Go to the next server after a failure; raise if all have failed for too long, or refuse this client."""
         now = time.monotonic()
         if self._failing_since is None:
-            self._failing_since = now
-            log.warning("%s; trying %s", error, "it again" if len(self.addresses) == 1 else "the next server")
+            self._failing_since, self._warned = now, False
         self._failures[self.address] = error
         self.close()
-        refused = [each for each in self._failures.values() if isinstance(each, RefusedServerError)]
+        failures = list(self._failures.values())
+        refused = [each for each in failures if isinstance(each, RefusedServerError)]
         if len(refused) == len(self.addresses):
             raise refused[-1].cause
-        if now - self._failing_since > self.retry_seconds:
+        # Before the first answer, servers that close every connection are the wrong ones, and will not become others.
+        closing = self.expected is None and len(failures) == len(self.addresses)
+        closing = closing and all(isinstance(each, (RefusedServerError, ClosedConnectionError)) for each in failures)
+        if not self._warned and not closing:
+            self._warned = True
+            log.warning("%s; trying %s", error, "it again" if len(self.addresses) == 1 else "the next server")
+        limit = min(self.retry_seconds, _PROBE_SECONDS) if closing else self.retry_seconds
+        if now - self._failing_since > limit:
             told = "; ".join(f"{address}: {each}" for address, each in self._failures.items())
             raise ConnectionError(
-                f"no server of the feed answered for {self.retry_seconds:g} s ({told}); is `penstock serve` running "
+                f"no server of the feed answered for {limit:g} s ({told}); is `penstock serve` running "
                 "there? An address is grpc://host:port, and grpc+tls:// for a server with --tls-cert"
             ) from error
         self._current = (self._current + 1) % len(self.addresses)
@@ -220,6 +253,22 @@ class FeedConnection:
                     "with the certificate of the server, or of the authority that signed it"
                 )
             )
+        if "is not in peer certificate" in told:
+            return RefusedServerError(
+                ConnectionError(
+                    f"{self.address} has a certificate of another name ({told.rpartition(': ')[2]}); use the name that "
+                    "the certificate has, or make one with this name (subjectAltName)"
+                )
+            )
+        if "wrong version number" in told.lower().replace("_", " "):
+            return RefusedServerError(
+                ConnectionError(f"{self.address} does not use TLS; its address is {self.address.replace('+tls', '')}")
+            )
+        if "failed to connect" in told and "Socket closed" in told and "+tls" not in self.address:
+            return ClosedConnectionError(
+                f"{self.address} closed the connection at once, as a server with --tls-cert does: its address is "
+                f"grpc+tls://{self.address.partition('://')[2]}"
+            )
         return LostServerError(f"{self.address} cannot be reached or was lost: {told}")
 
     def _raise(self, notes: Mapping[str, Any]) -> None:
@@ -232,18 +281,30 @@ class FeedConnection:
         """Parts of the config of a server that differ from those this client began with."""
         if self.expected is None:
             return "its config has changed"
-        here, found = self.expected, list[str]()
-        for name, ours, theirs in (
-            *_pairs(plan_parts(here["plan"]), plan_parts(there["plan"])),
-            *_pairs(here["layout"], there["layout"]),
-        ):
-            if ours != theirs:
-                found.append(f"{LAYOUT_OPTIONS.get(name, name)} is {theirs} there and was {ours}")
-        return f"its config is another than that of this run: {'; '.join(found) or 'another release made its plan'}"
+        found = differences(config_parts(self.expected), config_parts(there), "was {}")
+        return f"its config is another than that of this run: {found or 'another release made its plan'}"
 
 
-def _pairs(here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    yield from ((name, here.get(name), there.get(name)) for name in {**here, **there})
+def config_parts(hello: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts of the config of a server that decide batches and that no request brings, by the names of options."""
+    layout = {LAYOUT_OPTIONS.get(name, name): value for name, value in hello["layout"].items()}
+    return {**layout, **plan_parts(hello["plan"])}
+
+
+def differences(here: Mapping[str, Any], there: Mapping[str, Any], ours: str) -> str:
+    """Parts that are others there than here, as text; "" if there are none. `ours` is such as `was {}`."""
+    names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
+    return "; ".join(f"{name} is {there.get(name)} there and {ours.format(here.get(name))}" for name in names)
+
+
+def clean_token(text: str | None, where: str) -> str | None:
+    """Token without the space around it, such as the newline at the end of a file; None without one."""
+    if text is None:
+        return None
+    token = text.strip()
+    if not token or not token.isascii() or not token.isprintable():
+        raise ConfigError(f"{where}: expected a token of printable ASCII, such as the output of `openssl rand -hex 32`")
+    return token
 
 
 def read_addresses(given: str | Sequence[str]) -> list[str]:

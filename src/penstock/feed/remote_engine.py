@@ -14,6 +14,7 @@ from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import BatchLayout
 from penstock.batching.options import Options
 from penstock.errors import ConfigError
+from penstock.feed.agreement import check_ranks
 from penstock.feed.batch_groups import BatchReader, FeedPosition
 from penstock.feed.connection import FeedConnection, LostServerError
 from penstock.feed.protocol import MalformedMessageError, Message
@@ -33,21 +34,31 @@ class RemoteEngine:
     """Batches of one rank, made by a server. Whichever server makes a batch, it is the same."""
 
     def __init__(
-        self, connection: FeedConnection, hello: Mapping[str, Any], options: Options, share: GroupShare | None = None
+        self,
+        connection: FeedConnection,
+        hello: Mapping[str, Any],
+        options: Options,
+        share: GroupShare | None = None,
+        *,
+        facts: Mapping[str, Any],
     ) -> None:
+        """`facts` are those that have to be the same on all ranks."""
         self.options, self.rank, self._share = options, options.find_rank(), share
         self._connection, self._hello = connection, hello
-        facts = {name: value for name, value in hello["layout"].items() if name != "kind"}
+        known = BatchLayout.__dataclass_fields__
+        given_layout = {name: value for name, value in hello["layout"].items() if name in known}
         backend = get_backend(options.backend)
-        given = frozenset(facts["fields"])
+        given = frozenset(given_layout["fields"])
         if not options.wanted_fields <= given and options.fields is not None:
             missing = sorted(options.wanted_fields - given)
             raise ConfigError(f"the config of the server has no fields {missing}; add them to its `fields`")
         wanted = given & options.wanted_fields
-        layout = BatchLayout(**{**facts, "fields": wanted}, integer=backend.integer)
+        layout = BatchLayout(**{**given_layout, "fields": wanted}, integer=backend.integer)
         self.batch_size = 1 if layout.split else options.batch_size
         edits = [edit_from_json(edit) for edit in hello["edits"]]
         self.plan: Plan = RemotePlan.of(hello["plan"], self.batch_size * self.rank.world_size, edits, self._ask)
+        self._facts: Mapping[str, Any] | None = {**facts, "batch_size": self.batch_size}
+        """None once the ranks have compared them."""
         self._integer = np.dtype(backend.integer).name
         self._reader = BatchReader(hello["layout"]["kind"], layout, backend, self.plan.names)
         self._next: tuple[FeedPosition, Generator[Received, None, None]] | None = None
@@ -95,6 +106,7 @@ class RemoteEngine:
 
     def batches(self, position: FeedPosition) -> Generator[Received, None, None]:
         """Batches of the rest of an epoch; after a server is lost, the next one goes on after the last batch."""
+        self._check_ranks()
         share = self._share
         if share is not None and not share.is_first:
             for message in share.received():
@@ -152,9 +164,16 @@ class RemoteEngine:
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, which connect themselves."""
-        return self.__dict__ | {"_next": None}
+        return self.__dict__ | {"_next": None, "_facts": None}
+
+    def _check_ranks(self) -> None:
+        facts, self._facts = self._facts, None
+        if facts is not None:
+            check_ranks(self._connection, self.rank, facts, self._share)
 
     def _single(self, verb: str, **given: Any) -> Received:
+        self._check_ranks()
+
         def attempt() -> Received:
             (found,) = self._received(self._connection.ask(self._request(verb, self.plan, **given)))
             return found

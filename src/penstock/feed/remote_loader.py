@@ -11,7 +11,7 @@ from penstock._suggest import check_options
 from penstock.batching.options import LoaderOptions, Options, Output, Shard, flat_options, option_names
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError
-from penstock.feed.connection import FeedConnection
+from penstock.feed.connection import FeedConnection, config_parts, differences
 from penstock.feed.remote_engine import RemoteEngine
 from penstock.feed.share import GroupShare
 from penstock.files.listing import PathLike
@@ -26,6 +26,9 @@ _OWN = frozenset(
 """Options of a client; all others are decided by the config of the server."""
 _PLACES = frozenset(name for name in option_names(Shard) if name not in ("sharding", "context"))
 
+_LOCAL = frozenset({"device", "pin_memory", "prefetch"})
+"""Options that may differ between ranks."""
+
 
 class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
     """Loader whose batches are made by `penstock serve CONFIG`, in another process or on other machines.
@@ -35,14 +38,15 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
 
     Batches, order and states are those of the local loader of that config: a run can go from one to the other and back.
     With several addresses, ranks begin with different ones, and a server that is silent for `deadline_seconds` is
-    replaced by the next, without a lost or repeated batch. All are tried in turn for `retry_seconds`; a server with
-    another plan is refused. `batch_size` and `fields` are by default those of the config.
+    replaced by the next, without a lost or repeated batch. All are tried in turn for `retry_seconds`. Servers of
+    different configs are refused. `batch_size` and `fields` are by default those of the config.
 
     `token` is that of the server, by default the environment variable PENSTOCK_FEED_TOKEN. `tls_root_certs` is a file
     in PEM with the certificates to trust, by default those of the system. Worker processes of torch have to be spawned.
 
     `share` is a process group, or a mesh of one dimension, whose ranks train on the same batches (tensor or context
-    parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls.
+    parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls. Pass
+    `group` or `shard` with it, which decide the batches.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
         try:
             hello = connection.retrying(lambda: connection.ask({"verb": "hello"})).notes["answer"]
             connection.expected = hello
+            _check_replicas(connection, hello, given)
             chosen, group = _merged(hello, given), None
             if share is not None:
                 if chosen.prefetch:
@@ -83,7 +88,7 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
                     )
                 chosen, group = replace(chosen, prefetch=0), GroupShare(share)
             connection.budget = chosen.memory
-            super().__init__(RemoteEngine(connection, hello, chosen, group))
+            super().__init__(RemoteEngine(connection, hello, chosen, group, facts=_deciding(hello, given)))
         except BaseException:
             connection.close()
             raise
@@ -117,11 +122,40 @@ def _check_own(given: Mapping[str, Any]) -> None:
         )
 
 
+def _check_replicas(connection: FeedConnection, hello: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse servers of different configs: ranks begin with different ones."""
+    here = _deciding(hello, given)
+    for address, message in connection.ask_others({"verb": "hello"}):
+        found = differences(here, _deciding(message.notes["answer"], given), "{} here")
+        if found:
+            raise ConfigError(
+                f"{address} serves another config than {connection.address} ({found}), so that ranks would train on "
+                "different runs; serve the same config and data at all addresses"
+            )
+
+
+def _deciding(hello: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that a server decides about the batches of a client."""
+    defaults = {"batch_size": hello["options"]["batch_size"], **hello["defaults"]}
+    left = {name: value for name, value in defaults.items() if name not in given and name not in _LOCAL}
+    if given.get("rank") is not None or given.get("group") is not None:
+        left = {name: value for name, value in left.items() if name not in _PLACES}
+    return {**config_parts(hello), "edits": hello["edits"], "version of plans": hello["plan"]["version"], **left}
+
+
 def _merged(hello: Mapping[str, Any], given: Mapping[str, Any]) -> Options:
     """Options of the client with those of the server."""
     defaults = dict(hello["defaults"])
     planned = defaults.pop("world_size", None)
     if given.get("rank") is not None or given.get("group") is not None:
+        unsaid = "cp" not in given and "context" not in given
+        if unsaid and defaults.get("context") is not None and defaults.get("cp", 1) != 1:
+            place = "rank= and world_size= say" if given.get("rank") is not None else "group= says"
+            raise ConfigError(
+                f"the config of the server has context={defaults['context']!r} for cp={defaults['cp']}, and "
+                f"{place} nothing of cp, so that it is not known which slice is this one's; pass "
+                "shard=Shard.from_mesh(mesh), or cp= with the rank of the process, or context=None for whole sequences"
+            )
         for name in _PLACES:  # the place is the caller's, as a whole
             defaults.pop(name, None)
     sharding = SHARDINGS.get(hello["sharding"])

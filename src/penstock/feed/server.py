@@ -24,7 +24,13 @@ from penstock import __version__
 from penstock.batching.options import Output, Shard, option_names
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, PenstockError
-from penstock.feed.batch_groups import columns_of, encode_batches, layout_facts, position_of
+from penstock.feed.batch_groups import (
+    columns_of,
+    described_sharding,
+    encode_batches,
+    layout_facts,
+    position_of,
+)
 from penstock.feed.job import FeedBlock, FeedJob
 from penstock.feed.protocol import (
     HEARTBEAT_SECONDS,
@@ -268,7 +274,11 @@ class _Service:
 
     @property
     def _layout(self) -> dict[str, Any]:
-        return {**layout_facts(self._engine.layout), "kind": self.kind}
+        """Everything besides the plan that decides samples and arrays of a rank, and that no request brings."""
+        engine = self._engine
+        facts = {**layout_facts(engine.layout), "kind": self.kind}
+        facts["sharding"] = described_sharding(engine.options.sharding_strategy)
+        return facts | engine.facts() if isinstance(engine, PreferenceEngine) else facts
 
     def hello(self) -> dict[str, Any]:
         """Facts of the feed that a client needs."""

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.batching.backends import get_backend
-from penstock.distributed.ranks import running_torch
+from penstock.distributed.ranks import Rank, running_torch
 from penstock.errors import ConfigError
 from penstock.feed.protocol import Message, array_table, failure_notes, read_failure, sized_view
 from penstock.files.states import parse_json, to_json
@@ -40,6 +40,32 @@ class GroupShare:
         self._module, self._group = module, found
         self._source = module.get_global_rank(found, 0)
         self.is_first = bool(module.get_rank(found) == 0)
+
+    def check(self, rank: Rank, digest: int) -> None:
+        """Refuse a group whose ranks would not train on the same batches. All of its ranks call it, and all raise."""
+        size, world = self._module.get_world_size(self._group), self._module.get_world_size()
+        found = np.zeros((size, 3), np.int64)
+        own = np.array([rank.rank, rank.world_size, digest], np.int64)
+        convert = get_backend("torch").from_numpy
+        self._module.all_gather([convert(row) for row in found], convert(own), group=self._group)
+        places = [f"{number} of {total}" for number, total in np.unique(found[:, :2], axis=0).tolist()]
+        if len(places) > 1:
+            raise ConfigError(
+                f"the ranks of share= train on the same batches, and here they are the data ranks {', '.join(places)}; "
+                'pass group=mesh["dp"] or shard=Shard.from_mesh(mesh) for the data ranks, with share=mesh["tp"], the '
+                "ranks that have the same data rank"
+            )
+        if len(np.unique(found[:, 2])) > 1:
+            raise ConfigError(
+                "the ranks of share= read different feeds, or with different options; serve the same config at all "
+                "addresses, and pass the same options on all ranks"
+            )
+        if world % (rank.world_size * size):
+            raise ConfigError(
+                f"{rank.world_size} data ranks with share= of {size} are {rank.world_size * size} processes, and "
+                f'torch.distributed has {world}; pass group=mesh["dp"] or shard=Shard.from_mesh(mesh) for the data '
+                "ranks (rank= and world_size= count those, not processes), or leave out share="
+            )
 
     def send(self, message: Message) -> None:
         """Pass a message on to the others."""

@@ -21,6 +21,8 @@ import pyarrow.flight as flight
 import pytest
 import yaml
 
+from penstock.batching.options import Shard
+from penstock.distributed.sharding import Balanced, Strided
 from penstock.errors import ConfigError, ResumeError
 from penstock.feed import FeedServer, RemoteLoader, TLSFiles, protocol
 from penstock.feed import connection as connections
@@ -29,6 +31,7 @@ from penstock.feed.job import block_steps
 from penstock.feed.protocol import BATCH_COLUMNS, MalformedMessageError, decode, encode, ending, schema_of
 from penstock.feed.server import is_loopback
 from penstock.loaders.plan_engine import PlanEngine
+from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.memory import MemoryBudget
 from token_stores import make_rows, make_store
@@ -134,17 +137,108 @@ def test_another_padding_token_is_another_config_too(store: Path) -> None:
             next(iter(client))
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "told"),
+    [
+        (None, Strided(), "sharding is strided there and was contiguous"),
+        (Balanced(), Balanced(equal_size=False), r"sharding is balanced\(equal_size=False\) there and was balanced"),
+        (Balanced(np.sqrt), Balanced(np.square), "cost=.*square.* there and was .*sqrt"),
+    ],
+)
+def test_another_sharding_is_another_config_too(store: Path, first: Any, second: Any, told: str) -> None:
+    with served(store, options={"sharding": first}) as one, remote(one.address, rank=0, world_size=2) as client:
+        assert client.get_batch()
+        one.close()
+        with (
+            served(store, options={"sharding": second}, port=one.port),
+            pytest.raises(ConfigError, match=told),
+        ):
+            ids(client)
+
+
+@pytest.mark.parametrize("option", [{"kl": True}, {"completion": "all"}])
+def test_options_of_preferences_are_another_config_too(tmp_path: Path, option: dict[str, Any]) -> None:
+    rows = [{"prompt": "a b", "completion": f"{n}", "label": bool(n % 2)} for n in range(12)]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    def preferences(**more: Any) -> PreferenceDataLoader:
+        given = {"batch_size": 4, "backend": "numpy", "cache_dir": tmp_path, "progress": False, **more}
+        return PreferenceDataLoader(tmp_path / "rows.jsonl", "byte", 64, "plain", **given)
+
+    with preferences() as loader, FeedServer(loader) as one, remote(one.address) as client:
+        assert client.get_batch()
+        one.close()
+        told = f"{next(iter(option))} is .* there and was"
+        with (
+            preferences(**option) as other,
+            FeedServer(other, port=one.port),
+            pytest.raises(ConfigError, match=told),
+        ):
+            ids(client)
+
+
 def test_a_replica_with_another_config_is_passed_over(store: Path) -> None:
     with ExitStack() as stack:
         loader, first, other, third = (
-            stack.enter_context(each)
-            for each in (local(store), served(store), served(store, options={"seed": 5}), served(store))
+            stack.enter_context(each) for each in (local(store), served(store), served(store), served(store))
         )
         client = stack.enter_context(remote([first.address, other.address, third.address]))
         found = ids(client)
+        other.close()
+        stack.enter_context(served(store, options={"seed": 5}, port=other.port))
         first.close()
         assert found + ids(client) == ids(loader) + ids(loader)
         assert address_of(client) == third.address
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"options": {"seed": 5}}, r"seed is \[5\] there and \[0\] here"),
+        ({"options": {"batch_size": 2}}, "batch_size is 2 there and 4 here"),
+        ({"options": {"sharding": Strided()}}, "sharding is strided there and contiguous here"),
+        ({"options": {"fields": ["input_ids"]}}, "fields is"),
+        ({"defaults": {"tp": 2}}, "tp is 2 there and None here"),
+        ({"defaults": {"backend": "torch"}}, None),
+    ],
+)
+def test_replicas_that_differ_are_refused_before_the_first_batch(
+    store: Path, more: dict[str, Any], told: str | None
+) -> None:
+    with socket.socket() as gone, served(store) as first, served(store, **more) as second:
+        gone.bind(("127.0.0.1", 0))
+        nowhere = f"grpc://127.0.0.1:{gone.getsockname()[1]}"
+        addresses = [first.address, nowhere, second.address]
+        if told is None:  # the client decides it
+            remote(addresses).close()
+            return
+        with pytest.raises(ConfigError, match=told) as refused:
+            remote(addresses)
+        assert f"{second.address} serves another config than {first.address}" in str(refused.value)
+        place = {"rank": 0, "world_size": 2, "batch_size": 4}
+        if "batch_size" in told or "tp" in told:
+            remote(addresses, **place).close()  # decided by the client
+        else:
+            with pytest.raises(ConfigError, match=told.partition(" ")[0]):
+                remote(addresses, **place)
+
+
+def test_edits_of_replicas_are_compared(store: Path) -> None:
+    with local(store) as edited, served(store) as first:
+        edited.edit(edited.plan.skip(2, 4))
+        with FeedServer(edited) as second, pytest.raises(ConfigError, match=r"edits is .* there and .* here"):
+            remote([first.address, second.address])
+
+
+def test_slices_of_the_config_need_the_place_of_the_client(store: Path) -> None:
+    with served(store, defaults={"cp": 2, "context": "zigzag"}) as server:
+        with pytest.raises(ConfigError, match=r"context='zigzag' for cp=2.*rank= and world_size= say nothing of cp"):
+            remote(server.address, rank=0, world_size=2)
+        for place in ({"cp": 2}, {"shard": Shard(rank=1, dp=1, cp=2)}, {"context": None}):
+            given = {"rank": 1, "world_size": 2} if "shard" not in place else {}
+            with remote(server.address, **given, **place) as client:
+                slices = client.get_batch().metadata.get("context")
+                assert (slices is None) == ("context" in place)
 
 
 def test_a_client_of_another_protocol_is_refused(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +428,10 @@ def test_a_token_is_asked_for_and_shown_nowhere(
             assert not [text for text in [*shown, json.dumps(client.state_dict())] if "correct" in text]
         monkeypatch.setenv(connections.TOKEN_VARIABLE, "correct horse")
         remote(server.address).close()
+        remote(server.address, token="correct horse\n").close()  # as a file has it
+        for wrong in (" \n", "h\u00f6rse", "correct\nhorse"):
+            with pytest.raises(ConfigError, match="token=: expected a token of printable ASCII"):
+                remote(server.address, token=wrong)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "example.com"])
@@ -375,10 +473,27 @@ def test_tls_works_with_the_certificate_and_with_no_other(store: Path, tls: Path
             assert ids(client) == ids(loader)
         with pytest.raises(ConnectionError, match="tls_root_certs"):
             remote(server.address, tls_root_certs=tls / "other.crt", token="a")
-        with pytest.raises(ConnectionError, match=r"grpc\+tls"):
-            remote(server.address.replace("+tls", ""), token="a")
-    with served(store) as plain, pytest.raises(ConnectionError, match="grpc://"):
-        remote(plain.address.replace("grpc", "grpc+tls"), tls_root_certs=tls / "own.crt")
+    with served(store) as plain, pytest.raises(ConnectionError, match=f"does not use TLS.*{plain.address}$"):
+        remote(plain.address.replace("grpc", "grpc+tls"), tls_root_certs=tls / "own.crt", retry_seconds=1000)
+
+
+def test_a_certificate_of_another_name_is_refused_at_once(
+    store: Path, tls: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = r"another name.*127\.0\.0\.1 is not in peer certificate"
+    with served(store, tls=files(tls, "other")) as server, pytest.raises(ConnectionError, match=told):
+        remote(server.address, tls_root_certs=tls / "other.crt", retry_seconds=1000)
+    assert not caplog.text
+
+
+def test_a_server_with_tls_is_not_tried_for_long_without_it(
+    store: Path, tls: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "_PROBE_SECONDS", 0.2)
+    told = r"closed the connection at once.*its address is grpc\+tls://127\.0\.0\.1"
+    with served(store, tls=files(tls, "own")) as server, pytest.raises(ConnectionError, match=told):
+        remote(server.address.replace("+tls", ""), retry_seconds=1000)
+    assert not caplog.text
 
 
 # -- processes --------------------------------------------------------------------------------------------------------
@@ -431,6 +546,9 @@ def test_a_remote_loader_works_in_spawned_processes_and_says_so_in_forked_ones(s
     with served(store) as server, remote(server.address) as client:
         copy = pickle.loads(pickle.dumps(client))  # noqa: S301 - as a spawned worker gets it
         assert ids(copy) == ids(client)
+        with remote(server.address, backend="torch") as tensors:
+            copy = pickle.loads(pickle.dumps(tensors))  # noqa: S301
+            assert [ids.tolist() for ids in copy.get_batch().input_ids] == tensors[0].input_ids.tolist()
         engine = client._engine
         engine._connection._process = -1  # type: ignore[attr-defined]  # as after a fork
         with pytest.raises(ConfigError, match="forked"):

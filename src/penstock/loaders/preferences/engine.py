@@ -52,6 +52,11 @@ class PreferenceEngine(PlanEngine):
         if kl and table.rows < 2:
             raise ConfigError(f"kl=True pairs prompts with answers of other rows and needs 2 rows, got {table.rows}")
 
+    def facts(self) -> dict[str, Any]:
+        """Options of this kind of loader that decide its arrays, as plain values."""
+        whole = "all" if self._whole_answers else "supervised"
+        return {"completion": whole, "kl": self._kl, "loss_mask": "loss_mask" in self._wanted}
+
     def _share(self, step: Step) -> Share:
         mine = super()._share(step)
         share = _Share(step, mine.samples, mine.sources)
