@@ -314,7 +314,8 @@ class SqlSink(Sink):
             self._declared = declared_types(connection, self._written[-1])
             self._whole = [name for name in fractions if self._declared.get(name) == pa.int64()]
         else:
-            self._whole = [name for name in fractions if pa.types.is_integer(there.field(name).type)]
+            whole = [field.name for field in there if pa.types.is_integer(field.type) and server_type(field) != "money"]
+            self._whole = [name for name in fractions if name in whole]
         self._direct = self._mode != "upsert" and (same or self._database.dialect is SQLITE)
         self._move = self._insert(target, names, self._casts(connection, table.column_names))
         self._prepared = True
@@ -364,14 +365,16 @@ class SqlSink(Sink):
     def _casts(self, connection: SqlConnection, names: Sequence[str]) -> list[str]:
         """Columns of the staged rows, cast to the types of the table where PostgreSQL does not by itself.
 
-        Without their lengths: a cast to varchar(3) cuts text off, and an INSERT refuses what is longer.
+        Without their lengths: a cast to varchar(3) cuts text off, and an INSERT refuses what is longer. To SQL,
+        `character` and `bit` without a length have that of 1.
         """
         quoted = [self._database.quoted(name) for name in names]
         if self._database.dialect is not POSTGRESQL:
             return quoted
         kinds = dict(
             connection.rows(
-                "SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute "
+                "SELECT attname::text, regexp_replace(regexp_replace(format_type(atttypid, NULL), "
+                r"'^character(\[\])?$', 'bpchar\1'), '^bit(\[\])?$', 'varbit\1') FROM pg_attribute "
                 "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
                 [self._quoted(self._written)],
             )
