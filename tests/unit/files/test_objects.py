@@ -29,6 +29,9 @@ def test_urls_of_object_stores_are_known_by_their_scheme() -> None:
         open_bucket("s3:///key")
     with pytest.raises(ConfigError, match="expected s3://"):
         open_bucket("https://x/y")
+    for url in ("s3://b/a//k", "s3://b/a/../k", "s3://b/./k", "s3://b/a/.."):
+        with pytest.raises(ConfigError, match=f"{url}.*between its slashes"):
+            open_bucket(url)
 
 
 def test_objects_are_written_read_by_ranges_listed_and_deleted(s3_url: str) -> None:
