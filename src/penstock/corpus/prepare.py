@@ -491,7 +491,7 @@ def _write_losses(store: StoreHome, key: str | None, report: Report) -> None:
         "changed": dict(report.changed),
         "bad": {**report.skipped, **report.quarantined},
     }
-    store.write(LOSSES_NAME, orjson.dumps(losses))
+    store.write(LOSSES_NAME, orjson.dumps(losses, option=orjson.OPT_SORT_KEYS))  # not in the order of threads or tasks
 
 
 def losses_of(store: Store) -> dict[str, int]:
