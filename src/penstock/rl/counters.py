@@ -22,7 +22,7 @@ class RolloutCounters:
 
     def __init__(self) -> None:
         self._last: RolloutMinibatches | None = None
-        self._used = self._groups = 0
+        self._used = self._groups = self._truncated = 0
         self._buckets = np.zeros(len(REWARD_BOUNDS) + 1, np.int64)
         self._reward_sum = 0.0
         self._ages: tuple[float, int] | None = None
@@ -36,6 +36,7 @@ class RolloutCounters:
         table = rollouts.table
         rewards = table.rewards[np.isfinite(table.rewards)]
         self._used += len(table)
+        self._truncated += int(rollouts.truncated.sum())
         self._groups = len(np.unique(rollouts.keys))
         self._buckets += np.bincount(np.searchsorted(REWARD_BOUNDS, rewards), minlength=len(self._buckets))
         self._reward_sum += float(rewards.sum())
@@ -50,6 +51,7 @@ class RolloutCounters:
             "penstock_rollouts_used_total": self._used,
             "penstock_rollouts_groups": self._groups,
             "penstock_rollouts_incomplete": incomplete,
+            "penstock_loader_truncated_tokens_total": self._truncated,
             "penstock_rollouts_group_completion_ratio": self._used / (self._used + lost) if self._used + lost else 1.0,
         }
         if self._version is not None:
