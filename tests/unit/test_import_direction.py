@@ -19,6 +19,7 @@ LEVELS = [
     "_optional types",
     "arrays memory",
     "files",
+    "metrics",
     "connections",
     "plugins",
     "pipeline",
