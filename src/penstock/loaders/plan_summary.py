@@ -128,7 +128,7 @@ def summarize_plan(loader: DataLoader, epochs: int = 1, *, steps: int | None = N
 
 @dataclass(frozen=True, slots=True)
 class DeliveredSteps:
-    """Steps without skipped ones and banned rows: step `numbers[i]` holds the samples `bounds[i]` to `bounds[i + 1]`."""
+    """Steps without skipped ones and banned rows: `numbers[i]` holds the samples `bounds[i]` to `bounds[i + 1]`."""
 
     numbers: Ints
     bounds: Ints
@@ -290,7 +290,7 @@ class PlanCounter:
 
 
 def samples_in_epoch(order: Order) -> float:
-    """Samples of an epoch: exact where that is arithmetic or few windows, else estimated from windows over the epoch."""
+    """Samples of an epoch: exact where that is arithmetic or a few windows, else estimated from some windows."""
     if order.even is not None or order.windows <= _COUNTED_WINDOWS:
         return float(order.count(0))
     # Without the last window, which is shorter.
