@@ -35,6 +35,7 @@ LEVELS = [
     "loaders datasets",
     "__init__ testing",
     "feed",
+    "report",
     "cli integrations",
     "__main__",
 ]
