@@ -81,7 +81,8 @@ def _reader(plan: Plan, mixture: Mixture | None) -> Callable[[int], tuple[StepCh
         step = plan.step(number)
         chunk = StepChunk(0, number, np.array([0, len(step)]), step.samples, step.sources)
         within, total = number - step.epoch * plan.steps_in(0), orders[0].total
-        return chunk, np.array([step.epoch * total + min((within + 1) * size, total)])
+        reached = total if within + 1 == plan.steps_in(0) else (within + 1) * size
+        return chunk, np.array([step.epoch * total + reached])
 
     def mixed(number: int) -> tuple[StepChunk, Ints]:
         assert mixture is not None

@@ -22,11 +22,14 @@ from penstock.loaders.rank_costs import RankCosts
 from penstock.order.edits import Reweight
 from penstock.order.mixing import Mixture
 from penstock.order.plan import Plan, mixture_of
+from penstock.order.sample_orders import Order
 from penstock.order.statistics import passes_of, step_chunks
 from penstock.report.distant_steps import distant_steps, is_limited, total_steps
-from penstock.report.step_bins import Floats, PackedStep, StepBins, StepSeries
+from penstock.report.step_bins import Floats, Ints, PackedStep, StepBins, StepSeries
 
 MOST_POINTS = 200
+MOST_SOURCES = 8
+"""Sources that are shown each by itself."""
 MOST_DOCUMENTS = 3_000_000
 """Documents, or parts of them, that are counted: a few seconds."""
 _STEP_COST = 200
@@ -75,6 +78,8 @@ class PlanFigures:
     examples: list[PackedStep]
     """Steps from all over the series, with the documents in their samples."""
     costs: RankCosts
+    epochs: dict[int, Floats]
+    """Passes over the largest sources, by their number, up to the end of each point."""
 
     def targets(self) -> Floats | None:
         """Weight of each source in the samples of each point, (points, sources); None for a single source.
@@ -91,15 +96,6 @@ class PlanFigures:
             if count:
                 found[number] = (_expected(mixture, end) - _expected(mixture, end - count)) / count
         return found
-
-    def epochs_of(self, source: int) -> Floats:
-        """Passes over a source up to the end of each point."""
-        order, reached = self.plan.sources[source].order, self.series.reached[:, source]
-        if order.even is not None:
-            return np.asarray(reached / order.total)
-        if self.coverage.whole:
-            return np.array([passes_of(order, samples) for samples in reached.tolist()])
-        return np.asarray(reached / max(samples_in_epoch(order), 1))
 
     def epoch_starts(self) -> list[int]:
         """First step of each epoch that was counted."""
@@ -139,13 +135,26 @@ def plan_figures(
     if not whole and total is not None and (found := distant_steps(loader, total, points)) is not None:
         series, examples = found
         distant = len(series)
-    return PlanFigures(plan, summary, Coverage(counted, total, distant, endless), series, examples, counter.costs)
+    passes_by_source = {
+        which: _passes(plan.sources[which].order, series.reached[:, which], whole=whole)
+        for which in largest_sources(summary, MOST_SOURCES)
+    }
+    coverage = Coverage(counted, total, distant, endless)
+    return PlanFigures(plan, summary, coverage, series, examples, counter.costs, passes_by_source)
 
 
-def largest_sources(figures: PlanFigures, most: int) -> Sequence[int]:
+def largest_sources(summary: PlanSummary, most: int) -> Sequence[int]:
     """Numbers of the sources with the most tokens, in the order of the plan."""
-    tokens = [source.tokens for source in figures.summary.sources]
+    tokens = [source.tokens for source in summary.sources]
     return sorted(sorted(range(len(tokens)), key=lambda which: (-tokens[which], which))[:most])
+
+
+def _passes(order: Order, reached: Ints, *, whole: bool) -> Floats:
+    if order.even is not None:
+        return np.asarray(reached / order.total)
+    if whole:
+        return np.array([passes_of(order, samples) for samples in reached.tolist()])
+    return np.asarray(reached / max(samples_in_epoch(order), 1))
 
 
 def _endless_steps(plan: Plan) -> int:
