@@ -97,6 +97,16 @@ class PlanFigures:
                 found[number] = (_expected(mixture, end) - _expected(mixture, end - count)) / count
         return found
 
+    def largest_deviation(self) -> tuple[float, int, str]:
+        """Samples that a source is furthest from the sum of its weights at the end of a point, the step, the source."""
+        mixture = mixture_of(self.plan)
+        if mixture is None or not len(self.series):
+            return 0.0, 0, self.plan.names[0]
+        ends = self.series.reached.sum(axis=1).tolist()
+        away = np.abs(self.series.reached - np.array([_expected(mixture, end) for end in ends]))
+        point, source = np.unravel_index(int(away.argmax()), away.shape)
+        return float(away[point, source]), int(self.series.stop[point]) - 1, self.plan.names[int(source)]
+
     def epoch_starts(self) -> list[int]:
         """First step of each epoch that was counted."""
         found = [0]

@@ -1,0 +1,34 @@
+"""Words and figures that several pages share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from penstock.html import Html, table
+
+_MOST_SETTINGS = 200
+
+
+def percent(share: float | None) -> str:
+    """`12.3%`, with more digits close to 0 or 1; a dash for None."""
+    if share is None:
+        return "-"
+    return f"{share:.{1 if 0.001 <= share <= 0.999 or share in (0, 1) else 3}%}"
+
+
+def settings_table(tree: Mapping[str, Any], *, caption: str) -> Html:
+    """Settings as rows of a dotted name and a value."""
+    return table(list(flat(tree)), ["setting", "value"], caption=caption, most=_MOST_SETTINGS)
+
+
+def flat(value: Any, above: str = "") -> Iterator[tuple[str, object]]:
+    """`{"a": {"b": 1}}` as (`a.b`, 1); items of lists by their number."""
+    if isinstance(value, Mapping) and value:
+        for key, each in value.items():
+            yield from flat(each, f"{above}.{key}" if above else str(key))
+    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        for number, each in enumerate(value):
+            yield from flat(each, f"{above}[{number}]")
+    else:
+        yield above, value if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
