@@ -14,12 +14,13 @@ from penstock.loaders.loader_file import LoaderConfig, open_rank
 from penstock.memory.budget import format_bytes
 from penstock.report.bin_drawing import draw_bins
 from penstock.report.plan_figures import MOST_SOURCES, PlanFigures, largest_sources, plan_figures
-from penstock.report.step_bins import Floats
+from penstock.report.step_bins import Floats, StepSeries
 from penstock.report.wording import percent, settings_table
 from penstock.store.preferences import PairTable
 
 _DRAWN_STEPS = 3
 _MOST_BARS = 64
+_MIXTURE_POINTS = 50
 _GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,19rem),1fr));gap:0 1.5rem"
 
 
@@ -87,7 +88,7 @@ def overview_facts(figures: PlanFigures) -> Iterator[tuple[str, object, str]]:
             f"slowest rank over the mean; {found.imbalance.balanced:.3f} if {found.imbalance.sharding}",
         )
     yield "a batch", format_bytes(found.batch_bytes), f"at most; {format_bytes(found.prefetch_bytes)} prefetched"
-    yield "plan", found.plan, f"{found.edits} edits" if found.edits else "fingerprint of the order"
+    yield "plan", found.plan, f"with edits: {found.edits:,}" if found.edits else "fingerprint of the order"
 
 
 def _overview(figures: PlanFigures) -> Section:
@@ -108,7 +109,7 @@ def _overview(figures: PlanFigures) -> Section:
 
 
 def _mixture(figures: PlanFigures) -> Section:
-    series, found = figures.series, figures.summary
+    found, series = figures.summary, mixture_points(figures)
     shown = largest_sources(found, MOST_SOURCES)
     rows = (
         (
@@ -124,30 +125,36 @@ def _mixture(figures: PlanFigures) -> Section:
     )
     names = ["source", "rows", "stored tokens", "samples", "tokens", "share of tokens", "epochs"]
     parts: list[object] = [table(rows, names, caption="Sources of the mixture", most=200)]
-    areas = {figures.plan.names[which]: series.token_shares[:, which] for which in shown}
+    kept = np.flatnonzero(series.tokens.sum(axis=1))  # where every step is skipped there is no share
+    shares = series.token_shares[kept]
+    areas = {figures.plan.names[which]: shares[:, which] for which in shown}
     if len(shown) < len(found.sources):
         rest = [which for which in range(len(found.sources)) if which not in shown]
-        areas[f"{len(rest):,} others"] = series.token_shares[:, rest].sum(axis=1)
+        areas[f"{len(rest):,} others"] = shares[:, rest].sum(axis=1)
     label = f"Share of the tokens of each of {len(found.sources):,} sources, by step"
     parts.append(
         figure(
-            stacked_areas(series.first, areas, label=label, x_label="step", share=True),
+            stacked_areas(series.first[kept], areas, label=label, x_label="step", share=True),
             "Realised share of tokens, in percent",
         )
     )
-    targets = figures.targets()
+    targets = figures.targets(series)
     if targets is not None:
         parts.append(note(_deviation(figures)))
-        charts = [_against_target(figures, targets, which) for which in shown]
+        charts = [_against_target(figures.plan.names[which], series, targets, which) for which in shown]
         parts.append(element("div", *charts, style=_GRID))
     return section("Mixture", *parts)
 
 
-def _against_target(figures: PlanFigures, targets: Floats, which: int) -> Html:
-    name, xs = figures.plan.names[which], figures.series.first
+def mixture_points(figures: PlanFigures) -> StepSeries:
+    """Points of a mixture, with enough samples each that shares are not coarse; distant steps stay single."""
+    return figures.series if figures.coverage.distant else figures.series.grouped(_MIXTURE_POINTS)
+
+
+def _against_target(name: str, series: StepSeries, targets: Floats, which: int) -> Html:
     lines = {
-        "realised": (xs, 100 * figures.series.sample_shares[:, which]),
-        "target": (xs, 100 * targets[:, which]),
+        "realised": (series.first, 100 * series.sample_shares[:, which]),
+        "target": (series.first, 100 * targets[:, which]),
     }
     label = f"Share of samples of {name} by step, target and realised"
     return figure(

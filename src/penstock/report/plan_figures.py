@@ -81,17 +81,17 @@ class PlanFigures:
     epochs: dict[int, Floats]
     """Passes over the largest sources, by their number, up to the end of each point."""
 
-    def targets(self) -> Floats | None:
+    def targets(self, series: StepSeries | None = None) -> Floats | None:
         """Weight of each source in the samples of each point, (points, sources); None for a single source.
 
-        It is the weight of the schedule, whichever sources have ended.
+        It is the weight of the schedule, whichever sources have ended. `series` are other points that follow each other.
         """
-        mixture = mixture_of(self.plan)
+        mixture, series = mixture_of(self.plan), series or self.series
         if mixture is None:
             return None
-        found = np.full(self.series.drawn.shape, np.nan)
-        ends = self.series.reached.sum(axis=1)
-        counts = self.series.drawn.sum(axis=1)
+        found = np.full(series.drawn.shape, np.nan)
+        ends = series.reached.sum(axis=1)
+        counts = series.drawn.sum(axis=1)
         for number, (end, count) in enumerate(zip(ends.tolist(), counts.tolist())):
             if count:
                 found[number] = (_expected(mixture, end) - _expected(mixture, end - count)) / count

@@ -84,6 +84,26 @@ class StepSeries:
         """Share of each source in the delivered tokens, (points, sources)."""
         return _divided(self.tokens, self.tokens.sum(axis=1, keepdims=True))
 
+    def grouped(self, most: int) -> StepSeries:
+        """The same figures in at most `most` points, each the sum of neighbours."""
+        width = -(-len(self) // most) or 1
+        if width == 1:
+            return self
+        starts = np.arange(0, len(self), width)
+        ends = np.minimum(starts + width, len(self)) - 1
+        sums = {
+            name: np.add.reduceat(getattr(self, name), starts, axis=0)
+            for name in ("steps", "drawn", "tokens", "slots", "packed", "room")
+        }
+        return StepSeries(
+            first=self.first[starts],
+            stop=self.stop[ends],
+            reached=self.reached[ends],
+            least_padding=np.fmin.reduceat(self.least_padding, starts),
+            most_padding=np.fmax.reduceat(self.most_padding, starts),
+            **sums,
+        )
+
 
 class StepBins:
     """Sums over runs of `width` steps from `first` on. The width doubles whenever there would be over `most` runs."""
