@@ -84,7 +84,7 @@ class PlanFigures:
     def targets(self, series: StepSeries | None = None) -> Floats | None:
         """Weight of each source in the samples of each point, (points, sources); None for a single source.
 
-        It is the weight of the schedule, whichever sources have ended. `series` are other points that follow each other.
+        It is the weight of the schedule, whichever sources have ended. `series` are the same steps in other points.
         """
         mixture, series = mixture_of(self.plan), series or self.series
         if mixture is None:

@@ -27,6 +27,14 @@ _LOST = (
     ("changed", "rows kept with a changed value"),
 )
 _MIB = float(1 << 20)
+_STAGE_COLUMNS = (
+    "rows_in_total",
+    "rows_out_total",
+    "busy_seconds_total",
+    "wait_input_seconds_total",
+    "wait_room_seconds_total",
+    "threads",
+)
 
 
 def run_sections(target: Path) -> list[Section]:
@@ -74,7 +82,8 @@ def _run(title: str, record: RunRecord, part: RunPart) -> Section:
         )
         parts.append(note(message, kind="warning"))
     if record.unreadable:
-        parts.append(note(f"{record.unreadable:,} lines could not be read and were left out.", kind="warning"))
+        left_out = f"Lines that could not be read and were left out: {record.unreadable:,}. A killed writer leaves one."
+        parts.append(note(left_out, kind="warning"))
     if len(record.parts) > _MOST_PARTS:
         parts.append(note(f"The last {_MOST_PARTS} of {len(record.parts):,} parts are shown.", kind="warning"))
     parts.append(facts([("end", state), *_facts(part)]))
@@ -169,11 +178,7 @@ def _stages(part: RunPart) -> Section | None:
             figure(line_chart(lines, label=label, x_label="seconds", unit="%", high=100.0), f"{label}, in percent")
         )
     names = ["stage", "rows in", "rows out", "busy", "waited for input", "waited for room", "threads"]
-    columns = [
-        part.last(f"penstock_stage_{name}")
-        for name in ("rows_in_total", "rows_out_total")
-        + ("busy_seconds_total", "wait_input_seconds_total", "wait_room_seconds_total", "threads")
-    ]
+    columns = [part.last(f"penstock_stage_{name}") for name in _STAGE_COLUMNS]
     rows = []
     for stage in busy:
         values = [column.get(stage) for column in columns]

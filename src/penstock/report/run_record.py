@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,12 +14,11 @@ import orjson
 import psutil
 
 from penstock.errors import DataError
+from penstock.metrics.readings import labels_of
 
 MOST_READINGS: Final = 600
 """Readings of a part that are kept: of a longer one every second, every fourth, and so on, and the last."""
 _MOST_LINE: Final = 1 << 24
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_UNESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 Numbers = npt.NDArray[np.float64]
 
 
@@ -136,18 +134,12 @@ def rates(xs: Numbers, ys: Numbers) -> tuple[Numbers, Numbers]:
     return xs[1:][kept], growth[kept] / seconds[kept]
 
 
-def labels_in(key: str) -> dict[str, str]:
-    """Labels of a flat key."""
-    found = _LABEL.findall(key.partition("{")[2])
-    return {label: re.sub(r"\\.", lambda hit: _UNESCAPES.get(hit[0], hit[0]), value) for label, value in found}
-
-
 def _values(metrics: Mapping[str, float], name: str) -> Iterator[tuple[str, float]]:
     for key, value in metrics.items():
         if key == name:
             yield "", value
         elif key.startswith(name) and key[len(name)] == "{":
-            labels = labels_in(key)
+            labels = labels_of(key)
             yield labels.get("stage") or ", ".join(labels.values()), value
 
 
