@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,7 +54,7 @@ class RunPart:
     def is_alive(self) -> bool:
         """True if the process that wrote the part still runs on this machine, so that the part may go on."""
         pid, host = self.header.get("pid"), self.header.get("host")
-        if self.end is not None or not isinstance(pid, int) or pid < 1 or host != os.uname().nodename:
+        if self.end is not None or not isinstance(pid, int) or pid < 1 or host != socket.gethostname():
             return False
         try:
             created = psutil.Process(pid).create_time()
