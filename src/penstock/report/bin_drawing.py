@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from penstock.html import Html, element, figure, visible
+from penstock.html import Html, element
 from penstock.html.charts import SERIES, legend
 from penstock.report.step_bins import PackedStep, SampleSpan
+from penstock.report.wording import chart_figure, short_name
 
 _ROW, _BAR = 18, 13
 
@@ -21,8 +22,8 @@ def draw_bins(step: PackedStep, names: Sequence[str]) -> Html:
     label = f"Step {step.number}: {len(step.samples)} samples of up to {width} tokens, with the documents in each"
     drawing = element("svg", *rows, role="img", aria_label=label, width="100%", height=len(rows) * _ROW, class_="chart")
     several = len(names) > 1 and max(used, default=0) < SERIES
-    keys = legend([visible(name, 80) for name in names[: max(used) + 1]]) if several else None
-    return figure(drawing, f"Step {step.number:,}: bars of {width:,} tokens{more}", legend=keys)
+    keys = legend([short_name(name) for name in names[: max(used) + 1]]) if several else None
+    return chart_figure(drawing, f"Step {step.number:,}: bars of {width:,} tokens{more}", legend=keys)
 
 
 def _row(number: int, span: SampleSpan, width: int, names: Sequence[str]) -> Html:
@@ -32,7 +33,7 @@ def _row(number: int, span: SampleSpan, width: int, names: Sequence[str]) -> Htm
     )
     shapes, at = [blank], 0
     for index, (source, tokens) in enumerate(span.documents):
-        tip = f"sample {number}, document {index}: {tokens:,} tokens of {visible(names[source], 80)}"
+        tip = f"sample {number}, document {index}: {tokens:,} tokens of {short_name(names[source])}"
         shapes.append(_block(at, tokens, width, y, f"s{source % SERIES + 1}" if len(names) > 1 else "s1", tip))
         at += tokens
     if span.hidden_documents:

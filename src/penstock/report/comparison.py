@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.corpus.prepare import losses_of
-from penstock.html import Html, Section, element, figure, note, section, table
+from penstock.html import Html, Section, element, note, section, table
 from penstock.html.charts import bar_chart, bin_edges, histogram_bars, line_chart
 from penstock.loaders.loader_file import LoaderConfig
 from penstock.report.plan import figures_of, mixture_points, open_planned, overview_facts
 from penstock.report.plan_figures import MOST_SOURCES, PlanFigures, largest_sources
-from penstock.report.wording import flat
+from penstock.report.wording import chart_figure, flat, short_name
 from penstock.store import Store
 
 Ints = npt.NDArray[np.int64]
@@ -51,7 +51,7 @@ def compare_stores(first: Store, second: Store) -> list[Section]:
     if reasons:
         bars = [(reason, (lost[0].get(reason, 0.0), lost[1].get(reason, 0.0))) for reason in reasons]
         chart = bar_chart(bars, label="Tokens lost when the stores were prepared", unit="tokens", series=names)
-        made.append(section("Losses", figure(chart, "Tokens lost when the stores were prepared, by reason")))
+        made.append(section("Losses", chart_figure(chart, "Tokens lost when the stores were prepared, by reason")))
     return made
 
 
@@ -108,7 +108,7 @@ def _plan_lines(pair: Mapping[str, PlanFigures]) -> Section:
         }
         if lines:
             chart = line_chart(lines, label=f"{caption}, of both plans by step", x_label="step", unit="%")
-            parts.append(figure(chart, caption))
+            parts.append(chart_figure(chart, caption))
     tokens = {}
     for name, figures in pair.items():
         series = figures.series
@@ -116,7 +116,7 @@ def _plan_lines(pair: Mapping[str, PlanFigures]) -> Section:
             tokens[name] = (np.append(0, series.stop), np.append(0, series.tokens.sum(axis=1).cumsum()) / 1e6)
     if tokens:
         chart = line_chart(tokens, label="Tokens delivered by step, in millions", x_label="step", unit="million")
-        parts.append(figure(chart, "Tokens delivered, in millions"))
+        parts.append(chart_figure(chart, "Tokens delivered, in millions"))
     return section("Over steps", *parts)
 
 
@@ -130,7 +130,7 @@ def _plan_sources(pair: Mapping[str, PlanFigures]) -> Section:
     ]
     bars.sort(key=lambda item: -max(item[1]))
     chart = bar_chart(bars, label="Share of tokens of each source", unit="%", series=tuple(pair))
-    parts: list[object] = [figure(chart, "Share of the tokens of each source, in percent")]
+    parts: list[object] = [chart_figure(chart, "Share of the tokens of each source, in percent")]
     epochs = [{name: round(source.passes, 3) for name, source in side.items()} for side in (first, second)]
     names: Any = tuple(pair)
     parts.append(differences(names, *epochs, caption="Passes over each source"))
@@ -140,9 +140,12 @@ def _plan_sources(pair: Mapping[str, PlanFigures]) -> Section:
             if source in figures.plan.names:
                 series, which = mixture_points(figures), figures.plan.names.index(source)
                 lines[name] = (series.first, 100 * series.sample_shares[:, which])
-        label = f"Share of samples of {source} by step, in both plans"
+        label = f"Share of samples of {short_name(source)} by step, in both plans"
         parts.append(
-            figure(line_chart(lines, label=label, x_label="step", unit="%"), (source, ": share of samples, in percent"))
+            chart_figure(
+                line_chart(lines, label=label, x_label="step", unit="%"),
+                (short_name(source), ": share of samples, in percent"),
+            )
         )
     return section("Mixture", *parts)
 
@@ -203,7 +206,7 @@ def _store_lengths(stores: Mapping[str, Store]) -> Section:
     return section(
         "Lengths",
         *sampled,
-        figure(chart, "Rows by length in tokens, in percent of the rows of each store"),
+        chart_figure(chart, "Rows by length in tokens, in percent of the rows of each store"),
         table(rows, ["store", *(f"{share}%" if share < 100 else "longest" for share in shares)], caption="Percentiles"),
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.html import Html, Section, element, facts, figure, note, section, subsection, table
+from penstock.html import Html, Section, element, facts, note, section, subsection, table
 from penstock.html.charts import bar_chart, line_chart, stacked_areas
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, open_rank
@@ -15,7 +15,7 @@ from penstock.memory.budget import format_bytes
 from penstock.report.bin_drawing import draw_bins
 from penstock.report.plan_figures import MOST_SOURCES, PlanFigures, largest_sources, plan_figures
 from penstock.report.step_bins import Floats, StepSeries
-from penstock.report.wording import percent, settings_table
+from penstock.report.wording import chart_figure, percent, settings_table, short_name
 from penstock.store.preferences import PairTable
 
 _DRAWN_STEPS = 3
@@ -68,8 +68,10 @@ def overview_facts(figures: PlanFigures) -> Iterator[tuple[str, object, str]]:
     """Name, value and remark of the facts of a plan: the figures of `penstock plan`."""
     found = figures.summary
     counted = "" if figures.coverage.whole else f"the first {figures.coverage.counted:,} counted"
-    total = figures.coverage.total
-    steps = found.steps if figures.coverage.whole or total is None else total
+    total, estimate = figures.coverage.total, figures.coverage.estimate
+    steps: object = found.steps
+    if not figures.coverage.whole and (total or estimate):
+        steps = total or f"about {estimate:,}"
     yield "steps", steps, f"{found.skipped:,} skipped" if found.skipped else counted
     ranks = "1 rank" if found.world_size == 1 else f"{found.world_size:,} ranks"
     yield "global batch", found.global_batch, f"samples, {found.batch_size:,} for each of {ranks}"
@@ -127,13 +129,13 @@ def _mixture(figures: PlanFigures) -> Section:
     parts: list[object] = [table(rows, names, caption="Sources of the mixture", most=200)]
     kept = np.flatnonzero(series.tokens.sum(axis=1))  # where every step is skipped there is no share
     shares = series.token_shares[kept]
-    areas = {figures.plan.names[which]: shares[:, which] for which in shown}
+    areas = {short_name(figures.plan.names[which]): shares[:, which] for which in shown}
     if len(shown) < len(found.sources):
         rest = [which for which in range(len(found.sources)) if which not in shown]
         areas[f"{len(rest):,} others"] = shares[:, rest].sum(axis=1)
     label = f"Share of the tokens of each of {len(found.sources):,} sources, by step"
     parts.append(
-        figure(
+        chart_figure(
             stacked_areas(series.first[kept], areas, label=label, x_label="step", share=True),
             "Realised share of tokens, in percent",
         )
@@ -141,7 +143,7 @@ def _mixture(figures: PlanFigures) -> Section:
     targets = figures.targets(series)
     if targets is not None:
         parts.append(note(_deviation(figures)))
-        charts = [_against_target(figures.plan.names[which], series, targets, which) for which in shown]
+        charts = [_against_target(short_name(figures.plan.names[which]), series, targets, which) for which in shown]
         parts.append(element("div", *charts, style=_GRID))
     return section("Mixture", *parts)
 
@@ -157,7 +159,7 @@ def _against_target(name: str, series: StepSeries, targets: Floats, which: int) 
         "target": (series.first, 100 * targets[:, which]),
     }
     label = f"Share of samples of {name} by step, target and realised"
-    return figure(
+    return chart_figure(
         line_chart(lines, label=label, x_label="step", unit="%", dashed=["target"]),
         (name, ": share of samples, in percent"),
     )
@@ -168,7 +170,7 @@ def _deviation(figures: PlanFigures) -> str:
     worst, where, who = figures.largest_deviation()
     return (
         f"At the ends of the {len(figures.series):,} points shown, no source is further from the sum of its weights "
-        f"than {worst:,.2f} samples ({who!r}, step {where:,})."
+        f"than {worst:,.2f} samples ({short_name(who)}, step {where:,})."
     )
 
 
@@ -176,13 +178,13 @@ def _epochs(figures: PlanFigures) -> Section:
     ends = np.minimum(figures.series.stop, figures.coverage.total or figures.coverage.counted)
     start = [] if figures.coverage.distant else [0]
     lines = {
-        figures.plan.names[which]: (np.append(start, ends), np.append(start, passes))
+        short_name(figures.plan.names[which]): (np.append(start, ends), np.append(start, passes))
         for which, passes in figures.epochs.items()
     }
     hidden = len(figures.plan.sources) - len(lines)
     more = note(f"{hidden:,} smaller sources are not shown.") if hidden else None
     chart = line_chart(lines, label="Passes over each source by step", x_label="step", unit="epochs")
-    return section("Epochs", figure(chart, "Passes over each source"), more)
+    return section("Epochs", chart_figure(chart, "Passes over each source"), more)
 
 
 def _filling(figures: PlanFigures) -> Section:
@@ -190,7 +192,7 @@ def _filling(figures: PlanFigures) -> Section:
     if np.isfinite(series.packing_efficiency).any():
         lines = {"": (series.first, 100 * series.packing_efficiency)}
         chart = line_chart(lines, label="Filled share of packed samples by step", x_label="step", unit="%", high=100.0)
-        parts.append(figure(chart, "Packing: filled share of the room in samples, in percent"))
+        parts.append(chart_figure(chart, "Packing: filled share of the room in samples, in percent"))
     padding = {"mean": (series.first, 100 * series.padding)}
     if (series.stop - series.first > 1).any():
         padding |= {
@@ -199,7 +201,7 @@ def _filling(figures: PlanFigures) -> Section:
         }
     dashed = [name for name in padding if name != "mean"]
     chart = line_chart(padding, label="Share of padding by step", x_label="step", unit="%", dashed=dashed)
-    parts.append(figure(chart, "Padding: share of the places in a step's batches, in percent"))
+    parts.append(chart_figure(chart, "Padding: share of the places in a step's batches, in percent"))
     if figures.examples:
         chosen = np.unique(np.linspace(0, len(figures.examples) - 1, _DRAWN_STEPS).astype(int)).tolist()
         drawn = [draw_bins(figures.examples[number], figures.plan.names) for number in chosen]
@@ -240,8 +242,8 @@ def _ranks(figures: PlanFigures) -> Section:
             f"Attention makes long documents cost more than their tokens. Measured on {len(costs.steps):,} steps from "
             f"the first; 1 means that no rank waits."
         ),
-        figure(chart, "Cost of the slowest rank over the mean"),
-        figure(drawn, f"The least balanced of these steps, {worst.step:,}: cost of each rank over the mean"),
+        chart_figure(chart, "Cost of the slowest rank over the mean"),
+        chart_figure(drawn, f"The least balanced of these steps, {worst.step:,}: cost of each rank over the mean"),
         note(f"{hidden:,} more ranks are not shown.") if hidden else None,
     )
 

@@ -48,6 +48,8 @@ class Coverage:
     """Steps of the plan, skipped ones included; None if only counting would tell."""
     distant: int = 0
     """Steps at even distances over the whole plan that were read instead; 0: the series are of the counted steps."""
+    estimate: int | None = None
+    """Steps of the plan, estimated from some windows, where `total` is not known."""
     endless: bool = False
     """True if the mixture never ends, and the number of steps was chosen here."""
 
@@ -60,7 +62,8 @@ class Coverage:
         if self.whole:
             chosen = "; the mixture is endless, and the page stops there" if self.endless else ""
             return f"All {self.counted:,} steps were counted; every figure is exact{chosen}."
-        total = "more steps than are counted here" if self.total is None else f"{self.total:,} steps"
+        about = "more steps than are counted here" if self.estimate is None else f"about {self.estimate:,} steps"
+        total = about if self.total is None else f"{self.total:,} steps"
         first = f"The plan has {total}. Totals are of the first {self.counted:,} steps"
         if self.distant:
             return f"{first}; lines are {self.distant:,} single steps at even distances over the whole run, each exact."
@@ -149,7 +152,10 @@ def plan_figures(
         which: _passes(plan.sources[which].order, series.reached[:, which], whole=whole)
         for which in largest_sources(summary, MOST_SOURCES)
     }
-    coverage = Coverage(counted, total, distant, endless)
+    estimate = None
+    if total is None and plan.schedule is None:
+        estimate = round(samples_in_epoch(plan.sources[0].order) * epochs / plan.global_batch)
+    coverage = Coverage(counted, total, distant, estimate, endless)
     return PlanFigures(plan, summary, coverage, series, examples, counter.costs, passes_by_source)
 
 

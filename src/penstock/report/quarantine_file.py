@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 
-from penstock.html import Section, figure, note, section, table
+from penstock.html import Section, note, section, table
 from penstock.html.charts import bar_chart
+from penstock.report.wording import chart_figure
 
 _MOST_BYTES = 64 << 20
 _MOST_REASONS, _SHOWN_REASONS, _EXAMPLE_CHARACTERS = 1000, 25, 300
@@ -48,7 +49,7 @@ def quarantine_section(path: Path) -> Section:
         parts.append(note(f"{unreadable:,} lines could not be read.", kind="warning"))
     if shown:
         chart = bar_chart(shown, label="Bad rows by reason", unit="rows", most=_SHOWN_REASONS)
-        parts.append(figure(chart, "Bad rows by reason"))
+        parts.append(chart_figure(chart, "Bad rows by reason"))
         rows = [examples[reason] for reason, _ in shown]
         parts.append(table(rows, ["file", "row", "reason", "content"], caption="First row of each reason"))
     hidden = len(ranked) - len(shown)

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError
-from penstock.html import Section, facts, figure, note, section, subsection, table
+from penstock.html import Section, facts, note, section, subsection, table
 from penstock.html.charts import bar_chart, line_chart
 from penstock.memory.budget import format_bytes
 from penstock.pipeline.report import format_seconds
 from penstock.report.quarantine_file import quarantine_section
 from penstock.report.run_directory import run_files
 from penstock.report.run_record import RunPart, RunRecord, rates, read_run
-from penstock.report.wording import percent
+from penstock.report.wording import chart_figure, percent, short_name
 
 _MOST_NOTES, _MOST_REASONS, _MOST_PARTS = 30, 40, 8
 _LOST = (
@@ -135,14 +135,16 @@ def _speed(part: RunPart) -> Section | None:
                     lines[shown] = (at, growth / scale)
         if lines:
             label = f"{' and '.join(lines)}, {unit}, over time"
-            charts.append(figure(line_chart(lines, label=label, x_label="seconds", unit=unit), f"Throughput: {label}"))
+            charts.append(
+                chart_figure(line_chart(lines, label=label, x_label="seconds", unit=unit), f"Throughput: {label}")
+            )
     for name, caption in (
         ("penstock_loader_data_wait_ratio", "Share of the time that the trainer waited for data, in percent"),
         ("penstock_loader_source_ratio", "Realised mixture: share of documents by source, in percent"),
     ):
-        lines = {label: (xs, 100 * ys) for label, (xs, ys) in part.series(name).items()}
+        lines = {short_name(label): (xs, 100 * ys) for label, (xs, ys) in part.series(name).items()}
         if lines:
-            charts.append(figure(line_chart(lines, label=caption, x_label="seconds", unit="%"), caption))
+            charts.append(chart_figure(line_chart(lines, label=caption, x_label="seconds", unit="%"), caption))
     return section("Throughput", *charts) if charts else None
 
 
@@ -154,11 +156,11 @@ def _memory(part: RunPart) -> Section | None:
             lines[shown] = (xs, ys / _MIB)
     if lines:
         chart = line_chart(lines, label="Memory budget over time", x_label="seconds", unit="MiB", dashed=["limit"])
-        charts.append(figure(chart, "Memory charged to the budget, in MiB"))
+        charts.append(chart_figure(chart, "Memory charged to the budget, in MiB"))
     buffers = part.series(f"{subject}_buffer_batches") or part.series(f"{subject}_prefetched_batches")
     if buffers:
         chart = line_chart(buffers, label="Batches in buffers over time", x_label="seconds", unit="batches")
-        charts.append(figure(chart, "Batches in buffers"))
+        charts.append(chart_figure(chart, "Batches in buffers"))
     return section("Memory and buffers", *charts) if charts else None
 
 
@@ -170,12 +172,14 @@ def _stages(part: RunPart) -> Section | None:
     for stage, (xs, ys) in busy.items():
         at, growth = rates(np.append(0.0, xs), np.append(0.0, ys))
         if len(at):
-            lines[stage] = (at, 100 * growth / max(threads.get(stage, 1.0), 1.0))
+            lines[short_name(stage)] = (at, 100 * growth / max(threads.get(stage, 1.0), 1.0))
     parts: list[object] = []
     if lines:
         label = "Share of the time that the threads of each stage are busy"
         parts.append(
-            figure(line_chart(lines, label=label, x_label="seconds", unit="%", high=100.0), f"{label}, in percent")
+            chart_figure(
+                line_chart(lines, label=label, x_label="seconds", unit="%", high=100.0), f"{label}, in percent"
+            )
         )
     names = ["stage", "rows in", "rows out", "busy", "waited for input", "waited for room", "threads"]
     columns = [part.last(f"penstock_stage_{name}") for name in _STAGE_COLUMNS]
@@ -220,7 +224,9 @@ def _lost(part: RunPart) -> Section | None:
         if ranked:
             chart = bar_chart(ranked[:_MOST_REASONS], label=f"Rows {kind} by reason", unit="rows", most=_MOST_REASONS)
             total = sum(n for _, n in ranked)
-            charts.append(subsection(f"{kind.capitalize()}: {total:,.0f} rows", figure(chart, f"{meaning}, by reason")))
+            charts.append(
+                subsection(f"{kind.capitalize()}: {total:,.0f} rows", chart_figure(chart, f"{meaning}, by reason"))
+            )
     return section("Rows left out or changed", *charts) if charts else None
 
 
@@ -245,7 +251,7 @@ def _checkpoint(state: Mapping[str, Any]) -> Section:
         if isinstance(counts, Mapping) and counts:
             ranked = sorted(counts.items(), key=lambda item: -item[1])[:_MOST_REASONS]
             charts.append(
-                figure(bar_chart(ranked, label=f"Rows {kind} by reason", unit="rows"), f"{meaning}, by reason")
+                chart_figure(bar_chart(ranked, label=f"Rows {kind} by reason", unit="rows"), f"{meaning}, by reason")
             )
     return section("Checkpoint", *charts)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from penstock.html import Html, table
+from penstock.html import Html, element, figure, table, visible
 
 _MOST_SETTINGS = 200
+_MOST_NAME = 60
 
 
 def percent(share: float | None) -> str:
@@ -15,6 +16,17 @@ def percent(share: float | None) -> str:
     if share is None:
         return "-"
     return f"{share:.{1 if 0.001 <= share <= 0.999 or share in (0, 1) else 3}%}"
+
+
+def short_name(name: str) -> str:
+    """Name of a source or a stage for captions and legends; a long one is cut, tables have the whole."""
+    return visible(name, _MOST_NAME)
+
+
+def chart_figure(chart: object, caption: object, *, legend: object = None) -> Html:
+    """A chart with its caption. Names in it may break anywhere, so that a narrow window does not scroll."""
+    drawn = figure(chart, caption, legend=legend)
+    return element("div", drawn, style="overflow-wrap:anywhere;min-width:0")
 
 
 def settings_table(tree: Mapping[str, Any], *, caption: str) -> Html:
