@@ -315,3 +315,16 @@ def compare(exact: PlanFigures, bounded: PlanFigures) -> None:
     for name in ("steps", "tokens", "slots", "packed", "room", "reached"):
         assert (getattr(bounded.series, name) == getattr(exact.series, name)[steps]).all(), name
     assert "single steps at even distances" in str(bounded.coverage)
+
+
+def test_a_long_packed_plan_is_counted_from_its_beginning_and_its_steps_are_estimated(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "s", lengths_of(500, 3))
+    with PretrainDataLoader(store, chunk_size=64, packing="best_fit", batch_size=4, backend="numpy") as loader:
+        exact, bounded = plan_figures(loader, 3), plan_figures(loader, 3, most_documents=1)
+    assert bounded.coverage.total is None
+    assert bounded.coverage.estimate == pytest.approx(exact.coverage.counted, abs=3)
+    assert bounded.coverage.counted < exact.coverage.counted
+    assert not bounded.coverage.distant
+    steps = bounded.coverage.counted
+    assert bounded.series.tokens.sum() == exact.series.tokens[:steps].sum()
+    assert f"about {bounded.coverage.estimate:,} steps" in str(bounded.coverage)
