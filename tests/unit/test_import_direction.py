@@ -17,7 +17,7 @@ LEVELS = [
     "errors _lazy",
     "_forks _suggest",
     "_optional types",
-    "arrays memory",
+    "arrays html memory",
     "files",
     "metrics",
     "connections",
@@ -36,6 +36,7 @@ LEVELS = [
     "loaders datasets",
     "__init__ testing",
     "feed",
+    "report",
     "cli integrations",
     "__main__",
 ]
