@@ -100,7 +100,7 @@ def site_link(page: str, target: str) -> str:
     path = there.relative_to(ROOT).as_posix()
     if path in RENAMED:
         made = RENAMED[path]
-    elif path.startswith("docs/") and path != "docs":
+    elif path.startswith("docs/") and not path.startswith("docs/site/"):
         made = path.removeprefix("docs/")
         made = f"{made}/index.md" if there.is_dir() else made
     else:
@@ -115,13 +115,15 @@ def page_of(source: str) -> str:
 
 
 def linked_sources() -> set[str]:
-    """Files and folders outside of docs/ that pages link to, and the files of those folders."""
+    """Files and folders outside of the pages that pages link to."""
     found: set[str] = set()
     for page in [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in RENAMED)]:
         for _, target, _ in LINK.findall(page.read_text(encoding="utf-8")):
             there = page.parent.joinpath(target).resolve()
-            if there.exists() and there.is_relative_to(ROOT) and not there.is_relative_to(ROOT / "docs"):
-                found.add(there.relative_to(ROOT).as_posix())
+            if there.exists() and there.is_relative_to(ROOT):
+                path = there.relative_to(ROOT).as_posix()
+                if path.startswith("docs/site/") or not (path + "/").startswith("docs/"):
+                    found.add(path)
     return found - set(RENAMED) - {"."}
 
 
