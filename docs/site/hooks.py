@@ -35,7 +35,7 @@ RENAMED = {
     "benchmarks/README.md": "benchmarks/commands.md",
 }
 """Pages of the site that are files elsewhere in the repository."""
-LANGUAGES = {".py": "python", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", ".sbatch": "bash"}
+LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", ".sbatch": "bash"}
 GALLERY = ROOT / "build" / "gallery"
 
 
