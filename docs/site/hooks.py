@@ -7,8 +7,10 @@ and a file of `examples/` or `benchmarks/` is a page with its source.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import sys
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +27,7 @@ import reference  # noqa: E402
 log = logging.getLogger("mkdocs.plugins.penstock")
 
 LINK = re.compile(r"(\]\()([^)\s#:]+)((?:#[^)\s]*)?\))")
-PICTURE = re.compile(r'<img [^>]*src="[^"]*pictures/([\w-]+)\.svg"[^>]*>')
+PICTURE = re.compile(r"!\[([^\]]*)\]\(pictures/([\w-]+)\.svg\)")
 RENAMED = {
     "README.md": "index.md",
     "docs/README.md": "contents.md",
@@ -36,7 +38,8 @@ RENAMED = {
 }
 """Pages of the site that are files elsewhere in the repository."""
 LANGUAGES = {".py": "python", ".json": "json", ".yaml": "yaml", ".toml": "toml", ".sh": "bash", ".sbatch": "bash"}
-GALLERY = ROOT / "build" / "gallery"
+GALLERY = Path(os.environ.get("PENSTOCK_GALLERY", ROOT / "build" / "gallery"))
+"""What docs/site/gallery.py has made; tests name another folder."""
 
 
 def on_config(config: Any) -> Any:
@@ -76,6 +79,9 @@ def on_files(files: Files, config: Any) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: Any, files: Files) -> str:
     """A page with the marks of the tests removed from its blocks, and its links as those of the site."""
     markdown = re.sub(r"^```(\w+) (?:no-run|file=\S+)$", r"```\1", markdown, flags=re.MULTILINE)
+    markdown = PICTURE.sub(
+        lambda match: f'<div class="picture-frame"><!--picture {match[2]}|{escape(match[1])}--></div>', markdown
+    )
     return LINK.sub(lambda match: match[1] + site_link(page.file.src_uri, match[2]) + match[3], markdown)
 
 
@@ -83,12 +89,10 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
     """A page with its pictures inside, where their colours follow the switch of the site."""
 
     def inside(match: re.Match[str]) -> str:
-        alt = re.search(r'alt="([^"]*)"', match[0])
         svg = (ROOT / "docs" / "pictures" / f"{match[1]}.svg").read_text(encoding="utf-8")
-        label = f' aria-label="{alt[1]}"' if alt else ""
-        return f'<div class="picture-frame">{svg.replace("<svg ", f"<svg{label} ", 1)}</div>'
+        return svg.replace("<svg ", f'<svg aria-label="{match[2]}" ', 1)
 
-    return PICTURE.sub(inside, html)
+    return re.sub(r"<!--picture ([\w-]+)\|(.*?)-->", inside, html)
 
 
 def site_link(page: str, target: str) -> str:
@@ -117,9 +121,12 @@ def page_of(source: str) -> str:
 def linked_sources() -> set[str]:
     """Files and folders outside of the pages that pages link to."""
     found: set[str] = set()
-    for page in [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in RENAMED)]:
+    pages = [(page, page.parent) for page in [*(ROOT / "docs").rglob("*.md"), *(ROOT / name for name in RENAMED)]]
+    if (GALLERY / "gallery.md").exists():
+        pages.append((GALLERY / "gallery.md", ROOT / "docs"))
+    for page, folder in pages:
         for _, target, _ in LINK.findall(page.read_text(encoding="utf-8")):
-            there = page.parent.joinpath(target).resolve()
+            there = folder.joinpath(target).resolve()
             if there.exists() and there.is_relative_to(ROOT):
                 path = there.relative_to(ROOT).as_posix()
                 if path.startswith("docs/site/") or not (path + "/").startswith("docs/"):

@@ -1,7 +1,7 @@
 """Pictures of docs/pictures.md, drawn from a real plan, a real budget and the names of a real queue.
 
-    python docs/site/pictures.py            writes docs/pictures/*.svg
-    python docs/site/pictures.py --check    fails if one of them is not current
+python docs/site/pictures.py            writes docs/pictures/*.svg
+python docs/site/pictures.py --check    fails if one of them is not current
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plots of docs/benchmarks.md, drawn from the figures in benchmarks/results.
 
-    python docs/site/plots.py            writes docs/pictures/benchmarks-*.svg
-    python docs/site/plots.py --check    fails if one of them is not current
+python docs/site/plots.py            writes docs/pictures/benchmarks-*.svg
+python docs/site/plots.py --check    fails if one of them is not current
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ def home_of(module: Any, name: str) -> str:
     """Path of the definition of a name: that of the object, if it says one and is there, else of the module."""
     value = getattr(module, name)
     where, what = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-    if isinstance(where, str) and isinstance(what, str) and where.startswith("penstock") and "<" not in what:
-        if getattr(importlib.import_module(where), what.split(".")[0], None) is not None:
-            return f"{where}.{what}"
+    named = isinstance(where, str) and isinstance(what, str) and where.startswith("penstock") and "<" not in what
+    if named and hasattr(importlib.import_module(where), what.split(".")[0]):
+        return f"{where}.{what}"
     return f"{module.__name__}.{name}"
