@@ -31,8 +31,9 @@ def page(root: Path) -> str:
 
 
 def sentence(text: str) -> str:
-    """The first sentence of the paragraph that begins with **Decision**, else of the first paragraph."""
-    found = re.search(r"^\*\*(?:Decision|Finding)[^*]*\*\*(?: \([^)]*\))?\.?\s+(.*)$", text, re.MULTILINE)
+    """The first sentence of the paragraph that begins with **Decision**, else with **Finding**, else of the first."""
+    begins = (rf"^\*\*{word}[^*]*\*\*(?: \([^)]*\))?\.?\s+(.*)$" for word in ("Decision", "Finding"))
+    found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in begins)), None)
     paragraph = found[1] if found else text.split("\n\n")[1]
     return re.split(r"(?<=[.:]) (?=[A-Z*`\[])", paragraph)[0].rstrip(":").rstrip()
 

@@ -18,7 +18,7 @@ font-size:12px}.picture .bold{font-weight:600}.picture .a{fill:var(--a-soft);str
 .picture .b{fill:var(--b-soft);stroke:var(--b)}.picture .empty{fill:none;stroke:var(--line);stroke-dasharray:3 3}
 .picture .plain{fill:var(--fill);stroke:var(--line)}.picture .bar-a{fill:var(--a)}.picture .bar-b{fill:var(--b)}
 .picture .bar-soft{fill:var(--line)}.picture .line{fill:none;stroke:var(--line)}.picture .mark{stroke:var(--b);
-stroke-width:2}.picture .head{fill:var(--line)}
+stroke-width:2}.picture .head{fill:var(--line)}.picture .grid{fill:none;stroke:var(--line);stroke-opacity:0.3}
 """
 
 

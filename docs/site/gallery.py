@@ -100,7 +100,7 @@ def commands() -> set[str]:
     return set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
 
 
-def terminal_svg(command: str, output: str, lines: int) -> str:
+def terminal_svg(output: str, lines: int) -> str:
     """Output with its colours as an SVG that fetches nothing."""
     from rich.console import Console
     from rich.text import Text
@@ -109,7 +109,6 @@ def terminal_svg(command: str, output: str, lines: int) -> str:
     if len(shown) > lines:
         shown = [*shown[:lines], f"... {len(shown) - lines} more lines"]
     console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(Text(f"$ {command}", style="bold"))
     console.print(Text.from_ansi("\n".join(shown)))
     svg = console.export_svg(title="penstock")
     svg = re.sub(r"@font-face\s*\{.*?\}", "", svg, flags=re.DOTALL)  # rich would fetch a font
@@ -173,7 +172,7 @@ def make(folder: Path, shots: tuple[Shot, ...] = SHOTS) -> list[str]:
                 if done.returncode:
                     raise SystemExit(f"{command} ended with {done.returncode}: {done.stderr}")
                 if shot.page is None:
-                    (folder / name).write_text(terminal_svg(command, done.stdout, shot.lines), encoding="utf-8")
+                    (folder / name).write_text(terminal_svg(done.stdout, shot.lines), encoding="utf-8")
                 else:
                     photograph(chromium, (where / shot.page).as_uri(), folder / name)
             made.append(shot.name)

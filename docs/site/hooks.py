@@ -95,6 +95,11 @@ def on_page_content(html: str, page: Page, config: Any, files: Files) -> str:
     return re.sub(r"<!--picture ([\w-]+)\|(.*?)-->", inside, html)
 
 
+def on_post_page(output: str, page: Page, config: Any) -> str:
+    """A page whose search has a name, for those who hear it."""
+    return output.replace('data-md-component="search" role="dialog"', 'data-md-component="search" role="search"', 1)
+
+
 def site_link(page: str, target: str) -> str:
     """The link of a page of the site for a link of its file in the repository."""
     origin = {made: source for source, made in RENAMED.items()}.get(page, f"docs/{page}")

@@ -46,14 +46,14 @@ def ratio_plot() -> Drawing:
         "Speed of penstock relative to its peers",
         "; ".join(f"{peer}: {ratio(case, peer):.2g} times" for case in cases for peer in case["peers"]),
     )
-    left, right, low, high = 330.0, 850.0, 0.4, 1000.0
+    left, right, low, high = 390.0, 880.0, 0.4, 1000.0
 
     def at(value: float) -> float:
         return left + (right - left) * math.log(value / low) / math.log(high / low)
 
     bottom = picture.height - 30
     for mark in (0.5, 1, 2, 5, 10, 50, 100, 500):
-        picture.line((at(mark), 26), (at(mark), bottom), kind="mark" if mark == 1 else "line")
+        picture.line((at(mark), 26), (at(mark), bottom), kind="mark" if mark == 1 else "grid")
         picture.text(at(mark), 18, f"{mark:g}x", "soft", "middle")
     y = 44.0
     for case in cases:
@@ -110,7 +110,7 @@ def cores_plot() -> Drawing:
     step = (right - left) / (len(case["cores"]) - 1)
     for mark in range(0, 241, 60):
         y = base - (base - top) * mark / most
-        picture.line((left, y), (right, y))
+        picture.line((left, y), (right, y), kind="grid")
         picture.text(left - 8, y + 4, str(mark), "soft", "end")
     for place, cores in enumerate(case["cores"]):
         picture.text(left + place * step, base + 20, str(cores), "soft", "middle")

@@ -204,6 +204,25 @@ def test_pages_open_in_a_browser_without_errors_and_ask_only_this_site(browser: 
     assert not said
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_have_no_serious_finding_of_axe(scheme: str, browser: Any, address: str) -> None:
+    if find_spec("axe_playwright_python") is None:
+        missing("axe-playwright-python is not installed")
+    from axe_playwright_python.sync_playwright import Axe
+
+    page = browser.new_page(color_scheme=scheme)
+    serious = []
+    for path in ("pictures/", "tutorial-loaders/"):
+        page.goto(f"{address}/{path}", wait_until="networkidle")
+        found = Axe().run(page).response["violations"]
+        serious += [
+            f"{path}: {one['id']}: {[node['html'][:100] for node in one['nodes'][:3]]}"
+            for one in found
+            if one["impact"] in ("serious", "critical")
+        ]
+    assert not serious
+
+
 def test_the_gallery_shows_what_commands_print(browser: Any, tmp_path: Path) -> None:
     browser.close()  # it starts its own
     code = "import sys, pathlib; sys.path.insert(0, sys.argv[1]); import gallery as g; "
