@@ -35,6 +35,7 @@ def sentence(text: str) -> str:
     begins = (rf"^\*\*{word}[^*]*\*\*(?: \([^)]*\))?\.?\s+(.*)$" for word in ("Decision", "Finding"))
     found = next(filter(None, (re.search(pattern, text, re.MULTILINE) for pattern in begins)), None)
     paragraph = found[1] if found else text.split("\n\n")[1]
+    paragraph = re.sub(r"^(?:\d+\.|-) (?:\*[^*]+\* )?", "", paragraph)  # the first item of a list
     return re.split(r"(?<=[.:]) (?=[A-Z*`\[])", paragraph)[0].rstrip(":").rstrip()
 
 
