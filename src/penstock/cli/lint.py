@@ -61,7 +61,7 @@ def lint(
     if explained is not None:
         _explain(opened, explained, as_json=as_json)
         return
-    with working(f"checking {count(len(files), 'input')}", unit="rows") as progress:
+    with working(f"checking {files[0] if len(files) == 1 else count(len(files), 'input')}", unit="rows") as progress:
         extent = Extent.of(opened.source)
         for finding, rows in _findings(opened):
             if finding is None:

@@ -12,6 +12,7 @@ from typing import Self
 
 from rich.cells import cell_len
 from rich.console import Console, Group, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
@@ -25,6 +26,8 @@ LIVE_SECONDS = 1.0
 """Time before a live display appears: shorter work shows nothing."""
 _LINE_SECONDS, _LONGEST_LINE_SECONDS = 5.0, 600.0
 _WIDEST_BAR, _NARROWEST_BAR, _LABEL = 30, 6, 6
+_MARGIN = 3
+"""Columns that stay free: the `^C` of a terminal would begin a new line, and spoil the removal of the display."""
 _lock = threading.RLock()
 _open: list[_Display] = []
 """Displays that are open, the innermost last: only that one shows anything."""
@@ -115,7 +118,8 @@ def printer(console: Console) -> Callable[[str], object]:
 
 
 def drawn(moment: Moment, title: str, width: int) -> RenderableType:
-    """The live display of a moment: a line for each thing, none longer than the terminal is wide."""
+    """The live display of a moment: a line for each thing, none quite as long as the terminal is wide."""
+    width = max(20, width - _MARGIN)
     bars = [("done" if moment.share is not None else "time", moment.share, "cyan", _timing(moment))]
     if moment.memory is not None:
         used, limit = moment.memory
@@ -135,8 +139,8 @@ def drawn(moment: Moment, title: str, width: int) -> RenderableType:
     if moment.speeds or workers:
         lines.append(_line(f"{'speed':<{_LABEL}}  {', '.join([*moment.speeds, *workers])}"))
     if moment.bottleneck:
-        lines.append(_line(moment.bottleneck, "yellow"))
-    return Group(*lines)
+        lines.append(Text(moment.bottleneck, style="yellow"))
+    return Constrain(Group(*lines), width)
 
 
 def _line(text: str, style: str = "") -> Text:
