@@ -100,7 +100,7 @@ def test_progress_of_a_job_can_be_shown(tmp_path: Path) -> None:
     pipeline = Pipeline(source, [Filter("n >= 10")], JsonlSink(tmp_path / "out.jsonl"))
     with (
         open(tmp_path / "shown", "w", encoding="utf-8") as file,
-        LiveProgress(Console(file=file, force_terminal=True), Extent.of(source), "a job") as shown,
+        LiveProgress(Console(file=file, force_terminal=True), Extent.of(source), "a job", first_seconds=0.0) as shown,
     ):
         pipeline.run(engine=job(900), progress=shown)
 
