@@ -17,7 +17,7 @@ LEVELS = [
     "errors _lazy",
     "_forks _suggest",
     "_optional types",
-    "arrays memory",
+    "arrays html memory",
     "files",
     "connections",
     "plugins",
