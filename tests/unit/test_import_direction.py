@@ -34,7 +34,7 @@ LEVELS = [
     "rl",
     "loaders datasets",
     "__init__ testing",
-    "feed",
+    "feed ui",
     "cli integrations",
     "__main__",
 ]

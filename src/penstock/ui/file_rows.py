@@ -56,7 +56,7 @@ class FileRows:
 
     @property
     def format_name(self) -> str:
-        return self._found().kind.__name__.removesuffix("Source")
+        return str(self._found().kind.__name__).removesuffix("Source")
 
     def files(self) -> Sequence[tuple[str, int | None]]:
         found = self._found()
@@ -208,7 +208,7 @@ class FileRows:
 
     def _batches(self, found: SourceFiles, at: Place, count: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         alone = issubclass(found.kind, _ALONE)
-        source = found.kind([found.files[at.file]], allow_empty=True) if alone else found.open()
+        source: Any = found.kind([found.files[at.file]], allow_empty=True) if alone else found.open()
         number, row = (0 if alone else at.file), at.row
         with closing(source), closing(open_split(source, InputSplit(number, 0, None, 1), at.row)) as reader:
             while (cut := reader.cut(count, _BATCH_BYTES)) is not None:
@@ -375,6 +375,7 @@ def _count(found: SourceFiles) -> int | None:
     """Rows of files, where a footer says so."""
     if _is_text(found):
         return None
-    source: FileSource = found.open()
+    source: Any = found.open()
     with closing(source):
-        return source.size_hint()
+        rows: int | None = source.size_hint()
+        return rows

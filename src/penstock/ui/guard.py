@@ -34,7 +34,7 @@ _HEADERS = (
 )
 _LOCAL = ("127.0.0.1", "localhost", "::1")
 _ENTERED = (
-    '<!doctype html><html lang="en"><meta charset="utf-8"><title>penstock ui</title>'
+    '<!doctype html><html lang="en"><meta charset="utf-8"><title>penstock ui</title><link rel="icon" href="data:,">'
     '<meta http-equiv="refresh" content="0;url={path}"><p><a href="{path}">Open the page</a></p></html>'
 )
 

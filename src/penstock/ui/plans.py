@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Sequence
@@ -17,7 +16,8 @@ from penstock.files.filesystems import is_remote
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, load_config
 from penstock.order.plan import Plan
-from penstock.order.states import RowUse
+from penstock.order.positions import RowUse
+from penstock.store import Store
 from penstock.ui.vocabulary import Vocabulary, vocabulary_of
 
 OPEN_SECONDS = 2.0
@@ -103,8 +103,10 @@ class _Opening:
             self._result = OpenedPlan(load_config(place))
         except Exception as error:  # noqa: BLE001 - the page shows it
             self._error = error if isinstance(error, PenstockError | OSError) else ConfigError(f"{place}: {error}")
+            return
         finally:
             self._done.set()
+        self._result.count_steps()
 
 
 class OpenedPlan:
@@ -119,6 +121,9 @@ class OpenedPlan:
         alone = {"dp": None, "cp": 1, "tp": 1, "pp": 1, "context": None}
         self._loader: DataLoader = config.open(**{"backend": "numpy", "prefetch": 0, "device": None, **place, **alone})
         self.world_size = world
+        self.counted_steps: int | None = None
+        self.problem = ""
+        """Reason why steps cannot be counted: a training would fail for it, too."""
         self._vocabularies: dict[int, Vocabulary | None] = {}
         self._lock = threading.Lock()
 
@@ -136,10 +141,16 @@ class OpenedPlan:
     def tokens(self, source: int) -> int:
         return int(self.plan.sources[source].order.table.tokens)
 
-    def steps(self) -> int:
-        """Steps of the first epoch; a packed plan counts them once, and keeps the count."""
-        with self._lock:
-            return self.plan.steps_in(0)
+    def count_steps(self) -> None:
+        """Count the steps of the first epoch, which takes a while for a packed plan."""
+        try:
+            self.counted_steps = self.plan.steps_in(0)
+        except PenstockError as error:
+            self.problem = str(error)
+
+    def stores(self, source: int) -> Sequence[Store]:
+        """Stores of a source, in the order of its rows."""
+        return self._loader.sources[source].inputs.table.stores
 
     def step(self, number: int, most_parts: int) -> StepView:
         with self._lock:
@@ -205,9 +216,8 @@ def _stamp(place: str) -> Any:
     """Changes with the file."""
     if is_remote(place):
         return None
-    path = Path(place)
     try:
-        stat = os.stat(path)
+        stat = Path(place).stat()
     except FileNotFoundError:
         raise ConfigError(f"{place} was removed while it was shown; restore it, or end penstock ui") from None
     return stat.st_mtime_ns, stat.st_ino

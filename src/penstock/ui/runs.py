@@ -137,13 +137,9 @@ class RunFile:
                     self._read(file)
             except FileNotFoundError:
                 if self._inode >= 0:
-                    raise DataError(
-                        "the metrics file was removed while it was shown", file=str(self._path)
-                    ) from None
+                    raise DataError("the metrics file was removed while it was shown", file=str(self._path)) from None
             record = self._record
-            return RunRecord(
-                dict(record.header), record.parts, list(record.readings), record.end, record.skipped_lines
-            )
+            return RunRecord(dict(record.header), record.parts, list(record.readings), record.end, record.skipped_lines)
 
     def _read(self, file: BinaryIO) -> None:
         stat = os.fstat(file.fileno())

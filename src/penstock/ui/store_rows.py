@@ -21,6 +21,7 @@ from penstock.ui.vocabulary import Vocabulary, vocabulary_of
 
 _SHARD_PIECE = 1 << 20
 """Lengths that are compared at once."""
+_MOST_COUNTED = 20_000_000
 
 
 class StoreRows:
@@ -35,6 +36,7 @@ class StoreRows:
         self._place, self._tokenizer = place, tokenizer
         self._lock = threading.Lock()
         self._opened: tuple[object, Store] | None = None
+        self._counts: tuple[str, list[tuple[int, int, int, bool]]] | None = None
         self._vocabulary: tuple[str | None, Vocabulary | None, str] | None = None
 
     @property
@@ -96,9 +98,20 @@ class StoreRows:
         parts, others = _token_parts(store, values)
         return RowDetail(at, others, parts, following=following)
 
-    def _by_text(
-        self, store: Store, query: Query, begin: int, count: int, deadline: Deadline
-    ) -> tuple[list[int], int]:
+    def length_counts(self) -> list[tuple[int, int, int, bool]] | None:
+        """(shortest, longest, rows, True for an estimate) of ranges of lengths; None without lengths.
+
+        Ranges go by powers of two. Counted once for a version; a store of over 20 million rows is sampled.
+        """
+        store = self.store
+        if store.manifest.tokens_column is None or not len(store):
+            return None
+        with self._lock:
+            if self._counts is None or self._counts[0] != store.manifest.checksum:
+                self._counts = (store.manifest.checksum, _length_counts(store))
+            return self._counts[1]
+
+    def _by_text(self, store: Store, query: Query, begin: int, count: int, deadline: Deadline) -> tuple[list[int], int]:
         found: list[int] = []
         row = begin
         for batch in store.batches(begin):
@@ -161,7 +174,9 @@ class StoreRows:
         except FileNotFoundError:
             if local.is_dir():
                 return None  # token data of another program
-            raise DataError("it was removed while it was shown; restore it, or end penstock ui", file=self._place) from None
+            raise DataError(
+                "it was removed while it was shown; restore it, or end penstock ui", file=self._place
+            ) from None
         return stat.st_mtime_ns, stat.st_ino, stat.st_size
 
 
@@ -184,6 +199,18 @@ def _by_length(store: Store, query: Query, begin: int, count: int, deadline: Dea
         if deadline.over:
             break
     return found, row
+
+
+def _length_counts(store: Store) -> list[tuple[int, int, int, bool]]:
+    step = max(1, len(store) // _MOST_COUNTED)
+    counts = np.zeros(33, np.int64)
+    for shard in range(len(store.manifest.shards)):
+        lengths = store.map_lengths(shard)[::step]
+        if len(lengths):
+            # frexp(n) is the number of bits of n: 0 for 0, 1 for 1, 2 for 2 and 3, ...
+            counts += np.bincount(np.frexp(lengths.astype(np.float64))[1], minlength=33)[:33]
+    ranges = [(0 if bits == 0 else 1 << (bits - 1), (1 << bits) - 1, int(rows)) for bits, rows in enumerate(counts)]
+    return [(least, most, rows * step, step > 1) for least, most, rows in ranges if rows]
 
 
 def _token_columns(store: Store) -> list[str]:
