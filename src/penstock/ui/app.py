@@ -14,7 +14,7 @@ from penstock.ui.frame import ASSETS, failure
 from penstock.ui.guard import Access, Application, Guard
 from penstock.ui.overview import overview, overview_panels
 from penstock.ui.params import read_number
-from penstock.ui.plan_page import opened_panel, opening_panel, plan_page, step_page, trace_page
+from penstock.ui.plan_page import opened_panel, opening_panel, plan_facts, plan_page, step_page, trace_page
 from penstock.ui.queue_page import queue_page, queue_panels
 from penstock.ui.row_list import row_list
 from penstock.ui.row_page import row_page
@@ -103,7 +103,10 @@ def _live(site: Site, request: Any) -> str:
     if target.kind == "queue":
         return "".join(queue_panels(site.queue(target.number).look()))
     view = site.plan(target.number)
-    return opened_panel(target) if view.plan(0.0) is not None else opening_panel(view.opening_seconds)
+    plan = view.plan(0.0)
+    if plan is None:
+        return opening_panel(view.opening_seconds)
+    return opened_panel(target) if request.query_params.get("opening") else plan_facts(plan)
 
 
 def _target(site: Site, request: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import ConfigError
 from penstock.html import Html, element, facts, note, table
 from penstock.html.charts import bar_chart
-from penstock.ui.frame import badge, document, field_box, form, link, live, panel, place_line
+from penstock.ui.frame import badge, counted, document, field_box, form, link, live, panel, place_line
 from penstock.ui.params import Params, read_number
 from penstock.ui.plans import OpenedPlan, StepView
 from penstock.ui.site import Site, same_place
@@ -24,26 +24,30 @@ def plan_page(site: Site, target: Target) -> str:
     if plan is None:
         return _opening(site, target)
     rows = [(name, plan.rows(number), plan.tokens(number)) for number, name in enumerate(plan.names)]
-    steps = plan.counted_steps
     arguments = [(key, str(value)) for key, value in plan.config.tree.items()]
     return document(
         target.name,
         place_line(target.name, target.shown),
-        facts(
-            [
-                ("steps", steps if steps is not None else "?" if plan.problem else "counting", "of the first epoch"),
-                ("samples a step", plan.plan.global_batch, f"on {plan.world_size} ranks"),
-                ("sources", len(plan.names)),
-                ("fingerprint", plan.plan.fingerprint[:8], "of the plan"),
-            ]
-        ),
-        note(plan.problem, kind="error") if plan.problem else None,
+        live(f"{target.address}/live", plan_facts(plan)),
         _forms(target, plan),
         panel("sources", "Sources", table(rows, ["source", "rows", "tokens"], caption="Sources of the plan")),
         panel("options", "Options", table(arguments, ["option", "value"], caption="As the file has them")),
         crumbs=[(target.name, None)],
         status=link("First step", f"{target.address}/step/0", "n"),
     )
+
+
+def plan_facts(plan: OpenedPlan) -> Html:
+    """Figures of the plan; the number of steps comes when it is counted."""
+    steps = plan.counted_steps
+    shown = [
+        ("steps", steps if steps is not None else "?" if plan.problem else "counting", "of the first epoch"),
+        ("samples a step", plan.plan.global_batch, f"on {counted(plan.world_size, 'rank')}"),
+        ("sources", len(plan.names)),
+        ("fingerprint", plan.plan.fingerprint[:8], "of the plan"),
+    ]
+    problem = note(plan.problem, kind="error") if plan.problem else None
+    return element("div", facts(shown), problem, id="plan-facts")
 
 
 def step_page(site: Site, target: Target, number: str) -> str:
@@ -110,7 +114,9 @@ def trace_page(site: Site, target: Target, given: Mapping[str, str]) -> str:
     opened = site.store_at(store)
     at = f"row {within:,} of {store}"
     shown = element("a", at, href=f"{opened.address}/row/0-0-{within}") if opened is not None else at
-    said = f"{source} row {row:,} is used {len(uses):,} times in {epochs} epochs of the source. It is "
+    said = (
+        f"{source} row {row:,} is used {counted(len(uses), 'time')} in {counted(epochs, 'epoch')} of the source. It is "
+    )
     return document(
         f"{source} row {row:,}",
         _forms(target, plan, source, row, epochs),
@@ -139,7 +145,7 @@ def _opening(site: Site, target: Target) -> str:
     return document(
         target.name,
         place_line(target.name, target.shown),
-        live(f"{target.address}/live", opening_panel(seconds)),
+        live(f"{target.address}/live?opening=1", opening_panel(seconds)),
         crumbs=[(target.name, None)],
         status=badge("opening", "plain"),
     )
@@ -176,11 +182,10 @@ def _forms(target: Target, plan: OpenedPlan, source: str = "", row: int | None =
         element("button", "Trace"),
         label="Trace a row",
     )
-    return Html(goto + trace)
+    return element("div", goto, trace, class_="forms even")
 
 
 def _parts(site: Site, target: Target, step: StepView) -> Html:
-    several = len({part.store for part in step.parts}) > 1
     items = []
     for part in step.parts:
         opened = site.store_at(part.store)
@@ -191,7 +196,7 @@ def _parts(site: Site, target: Target, step: StepView) -> Html:
                 "span",
                 element("span", f"{part.source} row {part.row:,}", class_="kind"),
                 f" tokens {part.start:,} to {part.start + part.tokens:,}" if part.start else None,
-                f" ({part.store} row {part.store_row:,})" if several else None,
+                f" ({part.store} row {part.store_row:,})" if part.store_row != part.row else None,
                 element("br"),
                 part.text,
                 class_="text",

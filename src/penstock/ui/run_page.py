@@ -70,7 +70,7 @@ def state_badge(record: RunRecord) -> Html:
 def _state(record: RunRecord) -> Html:
     header, latest = record.header, record.latest
     state = record.state()
-    said = f"The {record.kind} {STATE_TEXTS[state]}."
+    said = f"The run {STATE_TEXTS[state]}."
     shown: list[Fact] = []
     if latest is not None:
         shown.append(("time", format_seconds(latest.seconds)))
@@ -84,14 +84,16 @@ def _state(record: RunRecord) -> Html:
     end = record.end or {}
     error = note(str(end["error"]), kind="error") if end.get("error") else None
     sentence = latest.note if latest is not None and latest.note else ""
-    labels = ", ".join(f"{name} {value}" for name, value in dict(header.get("labels") or {}).items())
+    labels = f"{record.kind}: " + ", ".join(
+        f"{name} {value}" for name, value in dict(header.get("labels") or {}).items()
+    )
     return element(
         "div",
         element("p", badge(state, _GOOD.get(state, "plain")), f" {said}", class_="sentence", role="status"),
         error,
         element("p", sentence, class_="sentence") if sentence else None,
         facts(shown) if shown else None,
-        element("p", labels, class_="lead") if labels else None,
+        element("p", labels.removesuffix(": "), class_="lead") if header else None,
         id="state",
     )
 
