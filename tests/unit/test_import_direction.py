@@ -34,7 +34,9 @@ LEVELS = [
     "rl",
     "loaders datasets",
     "__init__ testing",
-    "feed ui",
+    "feed",
+    "report",
+    "ui",
     "cli integrations",
     "__main__",
 ]

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from penstock.errors import PenstockError
 from penstock.store.manifest import Manifest
+from penstock.store.origin import store_tokenizer
 from penstock.tokenizers.base import Tokenizer
-from penstock.transforms.tokenization import load_tokenizer
+from penstock.tokenizers.pieces import whole_characters
 
 Ints = npt.NDArray[np.int64]
 
@@ -47,7 +48,7 @@ class Vocabulary:
         found, rest = [], b""
         for low, high in zip(offsets[:-1].tolist(), offsets[1:].tolist()):
             rest += data[low:high]
-            whole = _whole_characters(rest)
+            whole = whole_characters(rest)
             found.append(rest[:whole].decode(errors="replace"))
             rest = rest[whole:]
         if rest and found:
@@ -57,15 +58,10 @@ class Vocabulary:
 
 def vocabulary_of(manifest: Manifest, given: str | None) -> tuple[Vocabulary | None, str]:
     """Vocabulary of a store, from the tokenizer given or the one the store names; or None, with the reason."""
-    path = given or (manifest.lineage[-1].notes.get("tokenizer_path") if manifest.lineage else None)
-    if path is None:
-        return None, "the store has no path of its tokenizer; pass --tokenizer to see text"
     try:
-        tokenizer = load_tokenizer(path)
+        tokenizer = store_tokenizer(manifest, given)
     except (PenstockError, OSError, ImportError) as error:
-        return None, f"the tokenizer of the store cannot be loaded ({error}); pass --tokenizer to see text"
-    if manifest.tokenizer not in (None, tokenizer.fingerprint):
-        return None, f"{path} is not the tokenizer of this store, whose ids mean other tokens; pass --tokenizer"
+        return None, f"{error}; without it, rows are shown as ids"
     return Vocabulary(tokenizer), ""
 
 
@@ -74,15 +70,3 @@ def _bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
         return tokenizer.token_bytes(token)
     except (PenstockError, LookupError, ValueError, TypeError, OverflowError):
         return b"\xef\xbf\xbd"  # a hole in the vocabulary
-
-
-def _whole_characters(data: bytes) -> int:
-    """Number of bytes up to the end of the last complete character."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if back < needed else len(data)
-    return len(data)
