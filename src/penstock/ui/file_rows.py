@@ -83,6 +83,8 @@ class FileRows:
                 return Place(file, block.offset + int(block.starts[row - block.first]), row), True
             at = block.after(file)
             if deadline.over:
+                # However short the way was, the next request begins here.
+                self._remember(found.files[file], file, at.row, at.offset, least_rows=1)
                 return at, False
         raise ConfigError(f"row {row:,} does not exist; the file has {at.row:,} rows, counted from 0")
 
@@ -234,14 +236,14 @@ class FileRows:
 
     # -- places that were passed -------------------------------------------------------------------------------------
 
-    def _remember(self, path: InputFile, file: int, row: int, offset: int) -> None:
+    def _remember(self, path: InputFile, file: int, row: int, offset: int, least_rows: int = _MARK_ROWS) -> None:
         size = path.stat().st_size
         with self._lock:
             known, marks = self._marks.get(file, (0, []))
             if size < known:
                 marks = []  # another file of the same name
             at = bisect_right(marks, (row, 1 << 62))
-            if row and (not at or row - marks[at - 1][0] >= _MARK_ROWS):
+            if row and (not at or row - marks[at - 1][0] >= least_rows):
                 insort(marks, (row, offset))
             self._marks[file] = (size, marks)
 

@@ -23,6 +23,7 @@ from penstock.ui.vocabulary import Vocabulary, vocabulary_of
 OPEN_SECONDS = 2.0
 """Time that a request waits for a plan that is being opened."""
 _MOST_USES = 200
+_MOST_EPOCHS, _UNCOUNTED_STEPS = 1_000, 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +154,9 @@ class OpenedPlan:
         return self._loader.sources[source].inputs.table.stores
 
     def step(self, number: int, most_parts: int) -> StepView:
+        """Rows of a step. A mixture walks to it, so one that no training reaches is refused."""
+        if number >= (most := _MOST_EPOCHS * (self.counted_steps or _UNCOUNTED_STEPS)):
+            raise ConfigError(f"step {number:,} is too far: pages of steps end before step {most:,}")
         with self._lock:
             try:
                 step = self.plan.step(number)
