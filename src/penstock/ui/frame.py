@@ -67,7 +67,7 @@ def document(title: str, *body: object, crumbs: Sequence[Crumb] = (), status: ob
 def live(address: str, *children: object) -> Html:
     """Parts that the script fetches again every second; each child has an id."""
     lost = note("No answer from penstock ui: it has ended, or is busy. What is shown is not new.", kind="warning")
-    lost = element("div", lost, id="lost", role="status", hidden=True)
+    lost = element("div", lost, id="no-answer", role="status", hidden=True)
     return element("div", lost, element("div", *children, id="live", data_live=address))
 
 

@@ -151,7 +151,7 @@ def _value_panels(detail: RowDetail) -> list[Html]:
             (name, element("span", escape(_written(value), _MOST_TEXT), class_="value"))
             for name, value in plain.items()
         ]
-        made.append(panel("values", "Values", table(rows, ["column", "value"], caption=f"{len(rows)} columns")))
+        made.append(panel("values", "Values", table(rows, ["column", "value"], caption=counted(len(rows), "column"))))
     raw = detail.raw or _written(dict(detail.values))
     body = element("pre", escape(raw, _MOST_TEXT), tabindex="0")
     made.append(panel("raw", "Raw row", element("details", element("summary", "As it stands in the file"), body)))

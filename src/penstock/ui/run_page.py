@@ -138,7 +138,7 @@ def _pipeline(record: RunRecord, latest: Reading) -> Iterator[Html]:
         lost += [(f"{kind}: {labels.get('reason', '')}", value) for labels, value in latest.labelled(name)]
     lost.sort(key=lambda item: -item[1])
     if lost:
-        yield panel("lost", "Rows left out or changed", bar_chart(lost, label="Rows by reason", unit="rows"))
+        yield panel("left-out", "Rows left out or changed", bar_chart(lost, label="Rows by reason", unit="rows"))
 
 
 def _stages(latest: Reading) -> Html:

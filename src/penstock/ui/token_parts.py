@@ -60,7 +60,7 @@ class RowTokenizer:
                 made = transform.transform(made) if made.num_rows else made
         except DataError as error:
             return [], error.reason.removeprefix("row 0 of the batch: ")
-        except PenstockError as error:
+        except (PenstockError, ValueError, TypeError, LookupError) as error:  # what a row may hold has no end
             return [], str(error)
         if not made.num_rows:
             return [], "the recipe drops this row"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Sequence
@@ -85,6 +86,8 @@ def shown(made: Any, path: str, status: int = 200) -> str:
     answer = made.get(path)
     assert answer.status_code == status, answer.text
     text: str = answer.text
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(ids) == len(set(ids)), f"ids that are there twice: {sorted(ids)}"  # the script finds parts by them
     return text
 
 

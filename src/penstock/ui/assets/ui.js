@@ -32,14 +32,17 @@
   // -- live parts: fetched about once a second while somebody looks ---------------------------------------------------
   const box = document.getElementById("live");
   if (!box) return;
-  const lost = document.getElementById("lost");
+  const lost = document.getElementById("no-answer");
   const seen = new Map();
   let running = false;
   const replace = (fresh) => {
-    for (const part of [...fresh.children]) {
+    const parts = [...fresh.children];  // before they are moved to the page
+    const ids = new Set(parts.map((each) => each.id));
+    for (const old of [...box.children]) if (!ids.has(old.id)) old.remove();
+    for (const part of parts) {
       const html = part.outerHTML;
       const now = document.getElementById(part.id);
-      if (seen.get(part.id) === html && now) continue;
+      if (now && (seen.get(part.id) === html || now.outerHTML === html)) continue;
       seen.set(part.id, html);
       if (!now) { box.append(part); continue; }
       if (now.contains(document.activeElement) && writing(document.activeElement)) continue;
@@ -51,8 +54,6 @@
       part.querySelectorAll(".scroll").forEach((each, at) => { each.scrollLeft = scrolled[at] || 0; });
       if (focused) document.getElementById(focused)?.focus({ preventScroll: true });
     }
-    const ids = new Set([...fresh.children].map((each) => each.id));
-    for (const old of [...box.children]) if (old.id && fresh.dataset.whole && !ids.has(old.id)) old.remove();
   };
   const look = async () => {
     if (running || document.hidden) return;
@@ -63,9 +64,7 @@
       const answer = await fetch(box.dataset.live, { signal: limit.signal, cache: "no-store", redirect: "error" });
       const text = await answer.text();
       if (answer.headers.get("content-type")?.startsWith("text/html")) {
-        const fresh = new DOMParser().parseFromString(text, "text/html").body;
-        fresh.dataset.whole = "yes";
-        replace(fresh);
+        replace(new DOMParser().parseFromString(text, "text/html").body);
         box.dataset.updates = Number(box.dataset.updates || 0) + 1;
       }
       if (lost) lost.hidden = true;
