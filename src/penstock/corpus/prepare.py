@@ -44,6 +44,8 @@ from penstock.store.manifest import is_store, is_whole, read_manifest
 from penstock.store.shared_files import fetch_store, share_store
 
 LOSSES_NAME = "losses.json"
+EXAMPLES_NAME = "dropped_examples.json"
+"""A few dropped rows for each reason, beside the manifest."""
 _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\w+-(create|append|overwrite)|seen")
 """Names of the files in the directory of an unfinished run."""
@@ -389,6 +391,7 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
         job.discard_checkpoint()  # its rows come from a broken stage, or from a mix of two states of a file
         raise
     _write_losses(job.home, lineage.key, report)
+    _write_examples(job.home, lineage.key, steps)
     job.discard_checkpoint()  # last: if the process is killed before, the next call does the rest
     manifest = read_manifest(job.home)
     tokens = (manifest.tokens or 0) - before if not report.resumed else None
@@ -494,6 +497,30 @@ def _write_losses(store: StoreHome, key: str | None, report: Report) -> None:
     store.write(LOSSES_NAME, orjson.dumps(losses))
 
 
+def _write_examples(store: StoreHome, key: str | None, steps: Steps) -> None:
+    """Write dropped rows that filters of this process have kept; what other processes drop is counted only.
+
+    So a run that was killed and resumed has fewer: the file is for people, and no part of what a store promises.
+    """
+    found: dict[str, list[str]] = {}
+    for transform in steps.transforms:
+        examples = getattr(transform, "dropped_examples", None)
+        found |= examples.all() if examples is not None else {}
+    if found:
+        store.write(EXAMPLES_NAME, orjson.dumps({"key": key, "examples": found}))
+
+
+def drop_examples_of(store: Store) -> dict[str, list[str]]:
+    """Rows that were dropped when a store was prepared, a few for each reason; none if there is no record."""
+    try:
+        facts = orjson.loads(store.home.read(EXAMPLES_NAME))
+        if facts["key"] is None or facts["key"] != store.manifest.key:
+            return {}
+        return {str(reason): [str(row) for row in rows] for reason, rows in facts["examples"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
+        return {}
+
+
 def losses_of(store: Store) -> dict[str, int]:
     """Tokens that were dropped when a store was prepared, by reason; none if there is no record."""
     return _record(store, "tokens") or {}
@@ -502,6 +529,17 @@ def losses_of(store: Store) -> dict[str, int]:
 def bad_rows_of(store: Store) -> dict[str, int]:
     """Bad rows that were skipped or quarantined when a store was prepared, by reason; none if there is no record."""
     return _record(store, "bad") or {}
+
+
+def loss_record(store: Store) -> dict[str, Any] | None:
+    """Everything that was written about dropped, changed and bad rows of a store; None if there is no record.
+
+    `examples` has a few rows for each reason of a filter, as text.
+    """
+    kinds = {kind: _record(store, kind) for kind in ("rows", "tokens", "changed", "bad")}
+    if all(record is None for record in kinds.values()):
+        return None
+    return {kind: record or {} for kind, record in kinds.items()} | {"examples": drop_examples_of(store)}
 
 
 def _record(store: Store, what: str) -> dict[str, int] | None:
