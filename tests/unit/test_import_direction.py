@@ -19,6 +19,7 @@ LEVELS = [
     "_optional types",
     "arrays html memory",
     "files",
+    "metrics",
     "connections",
     "plugins",
     "pipeline",

@@ -42,6 +42,14 @@ EngineOption = Annotated[
     str | None,
     typer.Option(metavar="ENGINE", help="Where to run: local, ray, or ray://HOST:PORT. The output has the same bytes."),
 ]
+MetricsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        metavar="TARGET",
+        help="Where metrics go: FILE.jsonl, prometheus://:9464, otlp://HOST, tensorboard:DIR ... May be repeated.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")]
 DebugOption = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
