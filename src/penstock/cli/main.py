@@ -31,6 +31,9 @@ GROUPS = {
         "probe-isolation": "Check that documents of a packed batch are isolated.",
         "bench": "Measure batches and tokens per second of a loader.",
     },
+    "See it": {
+        "ui": "Browse rows, plans, runs and queues in a web browser, live.",
+    },
     "Feed trainers": {
         "serve": "Make the batches of a loader ahead, for RemoteLoader.",
     },

@@ -229,12 +229,18 @@ def _split_status(queue: Queue, name: str) -> SplitStatus:
         max((max(0.0, time.time() - found.st_mtime) for found in stats), default=None),
         made if end is None else min(made, end),
         end,
-        sorted(list_cursors(directory.cursors), key=lambda cursor: (cursor.world, cursor.rank)),
+        sorted(_cursors(directory.cursors), key=lambda cursor: (cursor.world, cursor.rank)),
     )
 
 
+def _cursors(directory: Path) -> list[RankCursor]:
+    return list_cursors(directory) if directory.is_dir() else []  # git drops empty directories
+
+
 def _members(queue: Queue) -> list[MemberStatus]:
-    found = []
+    found: list[MemberStatus] = []
+    if not queue.members.is_dir():
+        return found
     for member in list_members(queue.members).values():
         facts = facts_of(queue.members, member)
         stat = _stat(queue.members / member.name)
