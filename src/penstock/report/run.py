@@ -14,10 +14,10 @@ from penstock.html import Section, facts, note, section, subsection, table
 from penstock.html.charts import bar_chart, line_chart
 from penstock.memory.budget import format_bytes
 from penstock.pipeline.report import format_seconds
+from penstock.report.page_parts import chart_figure, percent, short_name
 from penstock.report.quarantine_file import quarantine_section
 from penstock.report.run_directory import run_files
 from penstock.report.run_record import RunPart, RunRecord, rates, read_run
-from penstock.report.wording import chart_figure, percent, short_name
 
 _MOST_NOTES, _MOST_REASONS, _MOST_PARTS = 30, 40, 8
 _LOST = (
