@@ -65,7 +65,7 @@ def record_sections(record: RunRecord, *, named: bool = False) -> list[Section]:
 
 
 def state_of(part: RunPart) -> str:
-    """How a part ended, in a word or two."""
+    """End of a part, in a word or two."""
     if part.end is not None:
         return part.end
     return "still running" if part.is_alive else "killed: the file has no end"
