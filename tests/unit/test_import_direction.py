@@ -37,6 +37,7 @@ LEVELS = [
     "__init__ testing",
     "feed",
     "report",
+    "ui",
     "cli integrations",
     "__main__",
 ]

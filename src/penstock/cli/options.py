@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from penstock.chat.templates import BUILT_IN
 from penstock.cli.advice import command_wording
-from penstock.cli.console import log_lines, report_errors
+from penstock.cli.console import log_lines, report_errors, working
 from penstock.corpus.quality.filters import FILTERS
 from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError
@@ -43,6 +43,14 @@ SetOption = Annotated[
 EngineOption = Annotated[
     str | None,
     typer.Option(metavar="ENGINE", help="Where to run: local, ray, or ray://HOST:PORT. The output has the same bytes."),
+]
+MetricsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        metavar="TARGET",
+        help="Where metrics go: FILE.jsonl, prometheus://:9464, otlp://HOST, tensorboard:DIR ... May be repeated.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")]
@@ -270,5 +278,8 @@ def read_planned(path: str, assignments: Sequence[str] | None) -> LoaderConfig:
 @contextmanager
 def opened(config: LoaderConfig, **more: Any) -> Iterator[DataLoader]:
     """The loader of rank 0; warnings while raw files are prepared go to standard error."""
-    with log_lines(Console(stderr=True), logging.WARNING), open_rank(config, **more) as loader:
-        yield loader
+    with log_lines(Console(stderr=True), logging.WARNING):
+        with working(f"opening {config.name}"):
+            loader = open_rank(config, **more)
+        with loader:
+            yield loader

@@ -18,7 +18,7 @@ from penstock.html.scales import Scale, short_number
 Numbers = Sequence[float] | np.ndarray[Any, Any]
 _HEIGHT = 200
 _BOTTOM = 34
-_LEFT = 12.0
+_LEFT = 9.0
 """Share of the width, in percent, that the labels of the y axis have."""
 _MOST_POINTS = 400
 _MOST_TIPS = 60
@@ -52,7 +52,9 @@ def bar_chart(
     for number, (name, values) in enumerate(shown):
         top = number * step
         said = [f"{shown_number(value)}{_unit(unit)}" for value in values]
-        drawn.append(element("text", escape(str(name), 60), x="0", y=top + 13, class_="name"))
+        words = element("text", escape(str(name), 90), x="0", y="13", class_="name")
+        # A drawing of its own cuts what does not fit.
+        drawn.append(element("svg", element("title", str(name)), words, x="0", y=top, width="72%", height="18"))
         drawn.append(element("text", " / ".join(said), x="100%", y=top + 13, class_="value", text_anchor="end"))
         for own, value in enumerate(values):
             width = 100 * scale(value) if value > 0 else 0
@@ -63,7 +65,7 @@ def bar_chart(
                     element("title", tip),
                     x="0",
                     y=top + 18 + own * thick,
-                    width=f"{max(width, 0.3):.2f}%",
+                    width=f"{max(width, 0.3) if value > 0 else 0:.2f}%",
                     height=thick - 3,
                     rx="2",
                     class_=f"bar s{own % SERIES + 1}",

@@ -123,7 +123,8 @@ def table(
 ) -> Html:
     """A table that scrolls in its own frame. Numbers stand right; the caption is shown, and names the frame."""
     rows = list(rows)
-    head = element("thead", element("tr", *(element("th", name, scope="col") for name in columns))) if columns else None
+    names = [element("th", name, scope="col", class_=_of_numbers(rows, at)) for at, name in enumerate(columns or ())]
+    head = element("thead", element("tr", *names)) if names else None
     lines = [element("tr", *(_cell(cell) for cell in row)) for row in rows[:most]]
     more = note(f"{len(rows) - most:,} more rows are not shown.") if len(rows) > most else None
     made = element("table", element("caption", caption), head, element("tbody", *lines))
@@ -137,8 +138,19 @@ def asset(name: str) -> str:
 
 
 def _cell(value: object) -> Html:
-    number = isinstance(value, _NUMBERS) and not isinstance(value, bool)
-    return element("td", escape(value), class_="number" if number else None)
+    return element("td", escape(value), class_="number" if _is_number(value) else None)
+
+
+def _of_numbers(rows: Sequence[Sequence[object]], at: int) -> str | None:
+    """The class of a heading: that of the cells below it."""
+    return "number" if rows and all(_is_number(row[at]) for row in rows[:20] if at < len(row)) else None
+
+
+def _is_number(value: object) -> bool:
+    """True for a number, and for a share such as `12.5%`."""
+    if isinstance(value, str):
+        return value.endswith("%") and value[:-1].replace(".", "", 1).isdigit()
+    return isinstance(value, _NUMBERS) and not isinstance(value, bool)
 
 
 def _with_unique_anchors(sections: Iterable[Section]) -> list[Section]:

@@ -62,7 +62,7 @@ def token_view(
         aria_label=label,
         data_ids=None if tooltips else " ".join(map(str, numbers)),
     )
-    detail = None if tooltips else element("p", _hint(), class_="detail", aria_live="polite")
+    detail = None if tooltips else element("p", class_="detail", aria_live="polite")
     return element("div", box, left, detail, class_="tokenview")
 
 
@@ -83,7 +83,3 @@ def piece_text(piece: str, most: int = 200) -> str:
 def _token(piece: str, number: int, *, tooltips: bool) -> Html:
     text = escape(piece_text(piece), None)
     return element("i", text, title=f"id {number}") if tooltips else Html(f"<i>{text}</i>")
-
-
-def _hint() -> str:
-    return "Click a token, or use the arrow keys, to see its id."

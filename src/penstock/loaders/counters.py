@@ -6,6 +6,7 @@ source and truncated tokens are counted from row numbers in host memory, many ba
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter, deque
@@ -21,6 +22,7 @@ from penstock.batching.batch import TrainingBatch
 from penstock.metrics.readings import Readings, key_of
 from penstock.metrics.spans import SpanBuffer
 
+log = logging.getLogger(__name__)
 Lengths = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
 _WINDOW_SECONDS = 10.0
 """Time that rates are taken over."""
@@ -47,6 +49,7 @@ class LoaderCounters:
         self._names: Sequence[str] = ()
         self._parts: Counter[str] = Counter()
         self._marks: deque[tuple[float, int, int, float]] = deque()
+        self._failed = False
         self._lock = renewed(threading.Lock())
 
     def request(self) -> None:
@@ -66,6 +69,14 @@ class LoaderCounters:
             self._waited += now - self._requested
         self._delivered, self._waiting, self._training = now, False, True
         self._steps += 1
+        try:
+            self._add(batch, now)
+        except Exception as error:  # noqa: BLE001 - a batch that cannot be counted is delivered all the same
+            if not self._failed:
+                log.warning("batches are delivered, but not counted: %s: %s", type(error).__name__, error)
+            self._failed = True
+
+    def _add(self, batch: TrainingBatch, now: float) -> None:
         facts = batch.metadata
         rows, columns = _shape(batch)
         tokens = batch._num_tokens
@@ -74,7 +85,7 @@ class LoaderCounters:
         samples = facts.get("sample")
         self._samples += rows if samples is None else int(samples[-1]) + 1 if len(samples) else 0
         cut = facts.get("truncated_tokens")
-        if cut:
+        if type(cut) is int:  # rollouts have one for each row, maybe on a device
             self._truncated += cut
         names = facts.get("sources")
         if names is not None and (len(names) > 1 or self._truncates):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -108,12 +109,19 @@ class PlanSummary(_Content):
         return {name: facts.pop(name) for name in ("plan", "edits", "batch_size", "world_size", "global_batch")} | facts
 
 
-def summarize_plan(loader: DataLoader, epochs: int = 1, *, steps: int | None = None, backend: str = "") -> PlanSummary:
+def summarize_plan(
+    loader: DataLoader,
+    epochs: int = 1,
+    *,
+    steps: int | None = None,
+    backend: str = "",
+    progress: Callable[[int, float | None], object] | None = None,
+) -> PlanSummary:
     """Count every step of the first epochs, or of the first `steps`.
 
     Plans on lengths; only supervision masks are read. A million rows take about a second. Contiguous sharding is
     assumed, which matters only where a rank rounds up its own padding. `backend` is that of the batches, if not the
-    loader's.
+    loader's. `progress(steps, share)` is called meanwhile, with the share that is done if it is known.
     """
     if any(isinstance(source.inputs.table, PairTable) for source in loader.sources):
         raise ConfigError(
@@ -121,8 +129,14 @@ def summarize_plan(loader: DataLoader, epochs: int = 1, *, steps: int | None = N
             f"{loader.plan.steps_in(0)} steps"
         )
     counter = PlanCounter(loader, backend)
+    whole = epochs * loader.sources[0].inputs.table.tokens if len(loader.sources) == 1 else None
+    done = tokens = 0
     for chunk in step_chunks(loader.plan, epochs, steps):
         counter.add(chunk)
+        done, tokens = done + chunk.steps, tokens + chunk.samples.tokens
+        if progress is not None:
+            shares = [part / all_of_it for part, all_of_it in ((done, steps), (tokens, whole)) if all_of_it]
+            progress(done, max(shares, default=None))
     return counter.result(epochs if loader.plan.schedule is None and steps is None else None)
 
 

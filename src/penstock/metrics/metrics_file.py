@@ -37,20 +37,21 @@ class MetricsFile:
         path = self.path_of(run)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - it stays open during the run
-        torn = _ends_within_a_line(path)
-        self._write(
-            {
-                "penstock_metrics": VERSION,
-                "kind": run.kind,
-                "name": run.name,
-                "pid": run.pid,
-                "host": run.host,
-                "started": run.started,
-                "labels": dict(run.labels),
-                "description": run.description,
-            },
-            before=b"\n" if torn else b"",
-        )
+        header = {
+            "penstock_metrics": VERSION,
+            "kind": run.kind,
+            "name": run.name,
+            "pid": run.pid,
+            "host": run.host,
+            "started": run.started,
+            "labels": dict(run.labels),
+            "description": run.description,
+        }
+        try:
+            self._write(header, before=b"\n" if _ends_within_a_line(path) else b"")
+        except BaseException:
+            self._file.close()  # it is opened again when the watch tries again
+            raise
 
     def write(self, reading: Reading) -> None:
         line: dict[str, Any] = {
@@ -64,9 +65,11 @@ class MetricsFile:
         line: dict[str, Any] = {"seconds": round(end.seconds, 6), "end": end.end}
         line |= {"error": end.error} if end.error is not None else {}
         line |= {"report": end.report} if end.report is not None else {}
-        self._write(line)
-        if self._file is not None:
-            self._file.close()
+        try:
+            self._write(line)
+        finally:
+            if self._file is not None:
+                self._file.close()
 
     def path_of(self, run: RunFacts) -> Path:
         """Path of the file of one process."""

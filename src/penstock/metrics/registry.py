@@ -128,7 +128,8 @@ _TABLE: list[tuple[Any, ...]] = [
     ("penstock_rollouts_staleness_mean", "gauge", "versions", "versions behind the policy, of the last rollout batch"),
     ("penstock_rollouts_staleness_max", "gauge", "versions", "versions behind the policy, of the last rollout batch"),
     ("penstock_rollouts_groups", "gauge", "groups", "groups in the last rollout batch"),
-    ("penstock_rollouts_group_completion_ratio", "gauge", "ratio", "share of groups taken that were complete"),
+    ("penstock_rollouts_incomplete", "gauge", "rollouts", "rollouts that wait for the rest of their group"),
+    ("penstock_rollouts_group_completion_ratio", "gauge", "ratio", "share of rollouts whose group was complete"),
     ("penstock_rollouts_reward", "histogram", "reward", "rewards of the rollouts used"),
     # Feed servers
     ("penstock_feed_clients", "gauge", "clients", "streams that are open"),

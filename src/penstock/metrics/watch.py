@@ -27,8 +27,8 @@ _LONGEST_PAUSE_SECONDS = 60.0
 """Longest time until an exporter that fails is tried again."""
 _COST_SHARE = 0.01
 """A reading that is slow is taken so seldom that it takes no more than this share of the time."""
-_GRACE_SECONDS = 5.0
-"""Longest wait for the exporters when a run ends."""
+_GRACE_SECONDS = 30.0
+"""Longest wait for the exporters when a run ends: some take seconds to start, and their last reading counts."""
 _JOBS = ("PENSTOCK_JOB", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID", "RAY_JOB_ID")
 """Environment variables that name the job of a process."""
 

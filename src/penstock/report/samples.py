@@ -25,7 +25,8 @@ MOST_SHOWN_TOKENS = 40_000
 _MOST_REFUSED = 12
 _MOST_QUARANTINE_BYTES = 64 << 20
 _MESSAGE = re.compile(r"message (\d+)")
-_CHOSEN = re.compile("⟪(.*?)⟫", re.DOTALL)
+_CHOSEN = re.compile("(⟪.*?⟫|⟦.*?⟧)", re.DOTALL)
+"""A lost part, and a supervised span, as the gate marks them."""
 
 
 def sample_sections(
@@ -75,20 +76,24 @@ def _samples(store: Store, tokenizer: Tokenizer | None, count: int, seed: int) -
     for row in rows.tolist():
         found = store[row]
         views: list[object] = []
+        names: list[str] = []
         for side in sides:
             ids = found[side.ids]
             trained = f", {int(np.sum(np.asarray(found[side.mask], bool))):,} supervised" if side.mask else ""
             name = f"row {row:,}{', ' + side.name if side.name else ''}: {len(ids):,} tokens{trained}"
             if layout is not None:
                 used.update(layout.parts(np.asarray(ids)[:most])[0])
-            views.append(element("p", name, class_="sampletitle"))
+            names.append(name)
+            if len(sides) > 1:
+                views.append(element("p", name, class_="sampletitle"))
             views.append(row_view(found, side, tokenizer, layout, label=f"Tokens of {name}", most=most))
         rest = {key: value for key, value in found.items() if not any(key in (side.ids, side.mask) for side in sides)}
-        shown.append(subsection(f"Row {row:,}", _columns(rest), *views))
+        title = names[0] if len(names) == 1 else f"row {row:,}"
+        shown.append(subsection(title.capitalize(), _columns(rest), *views))
     whose = "all rows" if len(rows) == len(store) else f"{len(rows):,} of {len(store):,} rows, drawn with seed {seed}"
     lead = note(f"Shown are {whose}. Each stripe is a token; click one, or use the arrow keys, to see its id.")
-    names = [name for name in ("template", "content", "thought", "tool call", "tool result") if name in used]
-    return section("Samples", lead, token_legend(names or ["content"]) if sides else None, *shown)
+    kinds = [name for name in ("template", "content", "thought", "tool call", "tool result") if name in used]
+    return section("Samples", lead, token_legend(kinds or ["content"]) if sides else None, *shown)
 
 
 def _columns(values: Mapping[str, Any]) -> Html | None:
@@ -147,11 +152,16 @@ def _error(why: str, context: str) -> Html:
     pieces: list[object] = []
     done = 0
     for found in _CHOSEN.finditer(context):
-        pieces += [escape(context[done : found.start()]), element("mark", found[1])]
+        pieces += [escape(context[done : found.start()]), _marked(found[1])]
         done = found.end()
     pieces.append(escape(context[done:]))
     where = element("pre", *pieces) if context.strip() else ""
     return Html(element("p", element("strong", "Refused: "), why, class_="note error") + where)
+
+
+def _marked(text: str) -> Html:
+    kind = "lost" if text.startswith("⟪") else "trained"
+    return element("mark", text[1:-1], class_=kind, title="lost" if kind == "lost" else "supervised")
 
 
 def _bubble(message: Any, *, wrong: bool) -> Html:

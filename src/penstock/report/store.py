@@ -179,7 +179,7 @@ def _overview(store: Store, tokenizer: Tokenizer | None, found: StoreFigures) ->
         shown.append(("median length", known["lengths"]["p50"], f"longest {known['lengths']['max']:,}"))
     if share is not None:
         shown.append(("supervised", f"{share:.1%}", f"{known['supervised']:,} tokens"))
-    shown.append(("size", format_bytes(known["bytes"]), f"{known['shards']:,} shards"))
+    shown.append(("size", format_bytes(known["bytes"]), f"{known['shards']:,} shard{'s' * (known['shards'] != 1)}"))
     named = known["tokenizer_name"] or (tokenizer.name if tokenizer is not None else None)
     shown.append(("tokenizer", named or "not known", f"{tokenizer.vocab_size:,} ids" if tokenizer else None))
     if known["template"]:
@@ -278,7 +278,7 @@ def _tokens(store: Store, tokenizer: Tokenizer | None, found: StoreFigures) -> S
         named = [text for number, text in sorted(special.items()) if number < len(used) and not used[number]]
         share = f"{len(unused):,} of {len(used):,} ids ({len(unused) / max(1, len(used)):.1%})"
         shown = [f"{_token_name(tokenizer, token)} ({token})" for token in unused[:200].tolist()]
-        body: list[object] = [note(f"{share} do not occur in {_counted(store, found)}.")]
+        body: list[object] = [note(f"{share} never occur in {_counted(store, found)}.")]
         if named:
             body.append(note("Special tokens among them: ", ", ".join(named[:40]), "."))
         if shown:

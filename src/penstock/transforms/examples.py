@@ -13,7 +13,9 @@ import xxhash
 from penstock._forks import renewed
 
 MOST_EXAMPLES = 3
-"""Rows kept for each reason, and looked at in each batch."""
+"""Rows kept for each reason."""
+_MOST_OFFERED = 16
+"""Rows looked at in a batch for each reason, so that a filter that drops millions costs nothing more."""
 MOST_CHARACTERS = 1000
 _MOST_REASONS = 50
 
@@ -30,7 +32,7 @@ class DroppedExamples:
 
     def add(self, reason: str, batch: pa.RecordBatch, dropped: np.ndarray[Any, Any], column: str | None = None) -> None:
         """Offer the first rows of a batch that are marked as dropped."""
-        for row in np.flatnonzero(dropped)[:MOST_EXAMPLES].tolist():
+        for row in np.flatnonzero(dropped)[:_MOST_OFFERED].tolist():
             text = _shown(batch.slice(row, 1), column)
             key = xxhash.xxh3_64_intdigest(text.encode("utf-8", "replace"))
             with self._lock:

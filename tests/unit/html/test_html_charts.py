@@ -47,7 +47,7 @@ def test_bars_have_names_values_and_series() -> None:
     tree = parsed(
         bar_chart([("<b>", [10, 20]), ("c", [0, 5])], label="Two", series=["old", "new"], unit="rows", log=True)
     )
-    assert [each.text for each in tree.all("title")] == [
+    assert [bar.all("title")[0].text for bar in tree.all("rect")] == [
         *("<b>: 10 rows (old)", "<b>: 20 rows (new)", "c: 0 rows (old)", "c: 5 rows (new)"),
     ]
     assert [each.text for each in tree.all("li")] == ["old", "new"]
