@@ -17,7 +17,7 @@ from penstock.pipeline.report import format_seconds
 from penstock.report.page_parts import chart_figure, percent, short_name
 from penstock.report.quarantine_file import quarantine_section
 from penstock.report.run_directory import run_files
-from penstock.report.run_record import RunPart, RecordedRun, rates, read_run
+from penstock.report.run_record import RecordedRun, RunPart, rates, read_run
 
 _MOST_NOTES, _MOST_REASONS, _MOST_PARTS = 30, 40, 8
 _LOST = (
