@@ -102,7 +102,7 @@ def test_left_out_rows_are_shown_with_examples(folder: Path) -> None:
     assert any(tip.startswith("cut off on the right:") for tip in tips)
     assert [summary.text for summary in left_out.all("summary")] == ["Examples: duplicate"]
     with open_store(store) as opened:
-        assert len(drop_examples_of(opened)["duplicate"]) > 1
+        assert any("window.hacked" in row for row in drop_examples_of(opened)["duplicate"])
     assert "Rows by language" in section_of(tree, "sources-and-languages").text
     (store / EXAMPLES_NAME).write_text(json.dumps({"key": "another", "examples": {"x": ["y"]}}))
     with open_store(store) as opened:
