@@ -45,7 +45,7 @@ class BatchRow:
 
 
 class BatchView:
-    """What people see of a batch."""
+    """Views of a batch for people."""
 
     if TYPE_CHECKING:
 
