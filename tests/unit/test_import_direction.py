@@ -19,6 +19,7 @@ LEVELS = [
     "_optional types",
     "arrays html memory",
     "files",
+    "metrics",
     "connections",
     "plugins",
     "pipeline",
@@ -36,6 +37,7 @@ LEVELS = [
     "__init__ testing",
     "feed",
     "report",
+    "ui",
     "cli integrations",
     "__main__",
 ]

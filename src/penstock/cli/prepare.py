@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.cli.console import count, fact_table, log_lines, print_json, print_table, say
+from penstock.cli.console import count, emit, fact_table, log_lines, print_json, print_table, say, working
 from penstock.cli.join import remove_splits, save_arguments
-from penstock.cli.options import EngineOption, JsonOption, QuietOption, command
+from penstock.cli.options import EngineOption, JsonOption, MetricsOption, QuietOption, command
 from penstock.engines.driver import JobOptions
 from penstock.engines.run import JobEngine, RayEngine, engine_of
 from penstock.errors import ConfigError, UnfinishedJobError
@@ -56,6 +56,7 @@ def prepare(
             metavar="I/N", help="Do this part of the work, 1/16 to 16/16; `penstock join STORE` does the rest."
         ),
     ] = None,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -84,7 +85,10 @@ def prepare(
             address=None if engine == "ray" else engine, memory=budget or "256 MiB", cpus_per_task=workers or 1
         )
         engine_of(engine)
-    with log_lines(console, logging.WARNING if quiet else logging.INFO):
+    with (
+        log_lines(console, logging.WARNING if quiet else logging.INFO),
+        working(f"preparing {shown(out)}", quiet=quiet),
+    ):
         if split is not None:
             if cache is not None:
                 raise ConfigError("--cache is for a store that one process makes, and --split makes a part; omit one")
@@ -102,9 +106,11 @@ def prepare(
                 progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
                 cache=cache,
                 engine=chosen,
+                metrics=metrics or None,
             )
         except UnfinishedJobError as state:
-            say(f"split {split}: {state}")
+            unfinished = {"split": split, "finished": False, "state": str(state)}
+            emit(unfinished, lambda: say(f"split {split}: {unfinished['state']}"), as_json=as_json)
             return
         remove_splits(asked, prepared)
     print_prepared(prepared, memory, as_json=as_json, quiet=quiet)

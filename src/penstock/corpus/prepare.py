@@ -29,6 +29,7 @@ from penstock.files.objects import bucket_has, open_bucket
 from penstock.files.ranges.remote_file import InputFile
 from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget
+from penstock.metrics.targets import Metrics, MetricsConfig
 from penstock.pipeline import Pipeline, PipelineConfig, Report
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.checkpoint import load_checkpoint
@@ -105,6 +106,7 @@ class _Job:
     """Where others may have put the store, and where it is put."""
     engine: Any = None
     """Where the pipeline runs; None: in this process."""
+    metrics: MetricsConfig | None = None
     inputs: _Inputs
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
@@ -141,6 +143,7 @@ def prepare(
     progress: Progress | None = None,
     cache: CacheSpec | None = None,
     engine: Any = None,
+    metrics: Metrics = None,
 ) -> Prepared:
     """Make the token store of some files, unless it exists already, made of the same bytes with the same recipe.
 
@@ -152,8 +155,8 @@ def prepare(
     made of an iterator, whose content is not known before it is read, is not recognised again.
     `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
     With a `cache` (its URL, see `open_cache`), a store that another machine has made is fetched, and one that is made
-    here is put there; `mode` has to be "create". `engine="ray"` prepares on a cluster, with the same bytes; see
-    `Pipeline.run`.
+    here is put there; `mode` has to be "create". `engine="ray"` prepares on a cluster, with the same bytes, and
+    `metrics` is where metrics go; see `Pipeline.run`.
     """
     target = output_place(out, "out")
     opened = OpenedRecipe.of(recipe, inputs)
@@ -167,7 +170,15 @@ def prepare(
             "find it; omit cache"
         )
     job = _Job(
-        opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files, engine=engine
+        opened=opened,
+        out=target,
+        mode=mode,
+        config=chosen,
+        budget=budget,
+        cache=shared,
+        inputs=files,
+        engine=engine,
+        metrics=None if metrics is None else MetricsConfig.of(metrics),
     )
     return _make(job, wait_seconds, progress)
 
@@ -383,10 +394,10 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
         resumable = None
     try:
         if progress is None:
-            report = pipeline.run(resumable, engine=job.engine)
+            report = pipeline.run(resumable, engine=job.engine, metrics=job.metrics)
         else:
             with progress(pipeline) as shown:
-                report = pipeline.run(resumable, progress=shown, engine=job.engine)
+                report = pipeline.run(resumable, progress=shown, engine=job.engine, metrics=job.metrics)
     except (BrokenStageError, ChangedFileError):
         job.discard_checkpoint()  # its rows come from a broken stage, or from a mix of two states of a file
         raise
@@ -494,7 +505,7 @@ def _write_losses(store: StoreHome, key: str | None, report: Report) -> None:
         "changed": dict(report.changed),
         "bad": {**report.skipped, **report.quarantined},
     }
-    store.write(LOSSES_NAME, orjson.dumps(losses))
+    store.write(LOSSES_NAME, orjson.dumps(losses, option=orjson.OPT_SORT_KEYS))  # not in the order of threads or tasks
 
 
 def _write_examples(store: StoreHome, key: str | None, steps: Steps) -> None:
