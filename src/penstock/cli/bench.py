@@ -12,12 +12,13 @@ import numpy as np
 import psutil
 import typer
 
-from penstock.cli.console import emit, fact_table, print_table
+from penstock.cli.console import emit, fact_table, print_table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, open_rank, read_config
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig
 from penstock.memory.budget import format_bytes
+from penstock.observe import WorkProgress
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,20 @@ def bench(
     """
     described = read_config(config, assignments)
     limit = seconds if seconds is not None else (5.0 if steps is None else float("inf"))
-    speed = measure(described, steps=steps, seconds=limit, step_seconds=step_ms / 1000)
+    unit, total = ("seconds", limit) if steps is None else ("batches", steps)
+    with working(f"measuring {described.name}", unit=unit, total=total, interval_seconds=1.0) as progress:
+        speed = measure(described, steps=steps, seconds=limit, step_seconds=step_ms / 1000, progress=progress)
     emit(asdict(speed), lambda: print_table(fact_table(_rows(speed))), as_json=as_json)
 
 
-def measure(config: LoaderConfig, *, steps: int | None, seconds: float, step_seconds: float = 0.0) -> Speed:
+def measure(
+    config: LoaderConfig,
+    *,
+    steps: int | None,
+    seconds: float,
+    step_seconds: float = 0.0,
+    progress: WorkProgress | None = None,
+) -> Speed:
     """Take batches, across epochs, until `steps` or `seconds` are reached. The first batch does not count."""
     started = time.perf_counter()
     with open_rank(config) as loader:
@@ -77,7 +87,7 @@ def measure(config: LoaderConfig, *, steps: int | None, seconds: float, step_sec
             raise ConfigError(f"{config.name}: the loader has no batch to measure")
         first_seconds = time.perf_counter() - started
         time.sleep(step_seconds)  # as on an accelerator: the processor is free meanwhile
-        tokens, waits = 0, list[float]()
+        tokens, waited, waits = 0, 0.0, list[float]()
         cpu, began = time.process_time(), time.perf_counter()
         while (steps is None or len(waits) < steps) and time.perf_counter() - began < seconds:
             requested = time.perf_counter()
@@ -85,8 +95,14 @@ def measure(config: LoaderConfig, *, steps: int | None, seconds: float, step_sec
             if batch is None:
                 break
             waits.append(time.perf_counter() - requested)
+            waited += waits[-1]
             tokens += batch.num_tokens
             del batch
+            if progress is not None:
+                passed = time.perf_counter() - began
+                share = max(passed / seconds, len(waits) / steps if steps is not None else 0.0)
+                note = f"{tokens / passed / 1e6:,.2f} M tokens/s, {waited / passed:.0%} of the time waiting for data"
+                progress(passed if steps is None else len(waits), share=share, note=note)
             time.sleep(step_seconds)
         elapsed, used = time.perf_counter() - began, time.process_time() - cpu
     p50, p99 = np.percentile(waits or [0.0], [50, 99]) * 1000
@@ -95,7 +111,7 @@ def measure(config: LoaderConfig, *, steps: int | None, seconds: float, step_sec
         tokens=tokens,
         seconds=elapsed,
         first_batch_seconds=first_seconds,
-        wait_seconds=sum(waits),
+        wait_seconds=waited,
         wait_p50_ms=float(p50),
         wait_p99_ms=float(p99),
         step_ms=step_seconds * 1000,

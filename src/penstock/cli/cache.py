@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import emit, fact_table, print_table
+from penstock.cli.console import emit, fact_table, print_table, working
 from penstock.cli.options import JsonOption, command
 from penstock.connections.shared_cache import open_cache
 from penstock.memory.budget import format_bytes
@@ -32,14 +32,23 @@ def cache(
     """
     backend = open_cache(url)
     limit = time.time() - older_than_days * 24 * 3600
-    entries = [entry for entry in backend.entries() if entry.used <= limit or not older_than_days]
+    entries = []
+    with working(f"listing {backend!r}", unit="entries") as progress:
+        for number, entry in enumerate(backend.entries(), 1):
+            progress(number)
+            if entry.used <= limit or not older_than_days:
+                entries.append(entry)
     counts = {name: sum(entry.key.startswith(f"{kind}-") for entry in entries) for kind, name in _KINDS.items()}
     size = sum(entry.size for entry in entries)
-    facts = {"cache": repr(backend), **counts, "bytes": size}
+    facts: dict[str, Any] = {"cache": repr(backend), **counts, "bytes": size}
     if clear:
         # Lists first: a store that lacks parts would be fetched in vain.
         entries.sort(key=lambda entry: entry.key.startswith("part-"))
-        facts["deleted"] = sum(backend.delete(entry.key) for entry in entries)
+        facts["deleted"] = 0
+        with working(f"clearing {backend!r}", unit="entries") as progress:
+            for number, entry in enumerate(entries):
+                progress(number, len(entries))
+                facts["deleted"] += backend.delete(entry.key)
     lines = [(name, str(number), "") for name, number in counts.items()]
     lines.append(("size", format_bytes(size), f"{facts['cache']}{', deleted' if clear else ''}"))
     emit(facts, lambda: print_table(fact_table(lines)), as_json=as_json)

@@ -17,9 +17,10 @@ import typer
 from rich.table import Table
 
 from penstock._suggest import did_you_mean
-from penstock.cli.console import emit, fact_table, print_json, print_table, say, table, warn
+from penstock.cli.console import emit, fact_table, found_problems, print_json, print_table, say, table, warn, working
 from penstock.cli.options import CommandGroup, DebugOption, JsonOption, command
 from penstock.errors import ConfigError, DataError, PenstockError
+from penstock.files.filesystems import shown_place
 
 if TYPE_CHECKING:  # imported when a command runs: `penstock --version` needs none of it
     from penstock.datasets.base import DatasetSpec, KaggleDataset
@@ -100,7 +101,8 @@ def add(
         _check_type(kind)
         opened = DatasetRegistry(registry)
         flags = {"infer_again": guess, "replace": replace, "trust_code": trust_code}
-        added = _add_data(opened, directory, spec, name, options, **flags)
+        with working(f"reading {shown_place(directory)}"):
+            added = _add_data(opened, directory, spec, name, options, **flags)
     facts = {"spec_file": str(added.file), "written": added.written, "rows": added.rows, "doubts": added.doubts}
     emit(_facts(opened, added.competition) | facts, lambda: _print_added(opened, added), as_json=as_json)
 
@@ -171,7 +173,8 @@ def show(
     competition = opened.get(name)
     if rows and not trust_code:
         opened.refuse_code(competition)
-    samples = _samples(opened, name, split, rows) if rows else []
+    with working(f"loading {name}"):
+        samples = _samples(opened, name, split, rows) if rows else []
 
     def print_all() -> None:
         print_table(_drawn(opened, competition))
@@ -184,12 +187,12 @@ def show(
 
 @competitions.command()
 @command()
-def remove(name: NameArgument, registry: RegistryOption = None) -> None:
+def remove(name: NameArgument, registry: RegistryOption = None, as_json: JsonOption = False) -> None:
     """Remove a competition from the registry. Its data and its competition.yaml stay."""
     from penstock.datasets.registry import DatasetRegistry
 
     DatasetRegistry(registry).remove(name)
-    say(f"removed {name}; its data stays")
+    emit({"removed": name}, lambda: say(f"removed {name}; its data stays"), as_json=as_json)
 
 
 @competitions.command()
@@ -205,12 +208,15 @@ def discover(
     """List the dataset classes of penstock, of plugins, and below PATH: in *_dataset.py and in folders called datasets.
 
     This runs the code of these files. From then on a class below PATH with the name of a registered competition reads
-    it. Exit codes: 0 all could be loaded; 1 some could not, which are named.
+    it.
+
+    Exit codes: 0 all could be loaded; 1 an error; 3 some could not be loaded, which are named.
     """
     from penstock.datasets.discovery import name_of
     from penstock.datasets.registry import DatasetRegistry
 
-    found = DatasetRegistry(registry).discover(path)
+    with working("searching dataset classes"):
+        found = DatasetRegistry(registry).discover(path)
     classes = {name: name_of(dataset) for name, dataset in sorted(found.found.items())}
     errors = {place: f"{type(error).__name__}: {error}" for place, error in found.errors.items()}
 
@@ -223,7 +229,7 @@ def discover(
 
     emit({"found": classes, "errors": errors}, print_all, as_json=as_json)
     if errors:
-        raise typer.Exit(1)
+        found_problems()
 
 
 # -- output ----------------------------------------------------------------------------------------------------------

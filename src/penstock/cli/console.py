@@ -1,4 +1,4 @@
-"""Output of the commands: results on standard output, progress and log lines on standard error, exit codes."""
+"""Output of the commands: results on standard output, progress and log lines on standard error; exit codes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import select
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from enum import IntEnum
+from typing import Any, NoReturn
 
 import orjson
 import typer
@@ -17,6 +18,20 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.errors import PenstockError
+from penstock.observe import LineDisplay, WorkProgress, is_live, work_progress
+
+
+class ExitCode(IntEnum):
+    """Exit codes of all commands, as `docs/command-line.md` lists them."""
+
+    OK = 0
+    ERROR = 1
+    """The command could not do its work; a message says why."""
+    USAGE = 2
+    """The command line is wrong; raised by typer."""
+    FINDINGS = 3
+    """The command has done its work, and what it checked is not as it should be."""
+    INTERRUPTED = 130
 
 
 def emit(facts: Any, show: Callable[[], object], *, as_json: bool) -> None:
@@ -60,8 +75,12 @@ def _cell(value: RenderableType) -> RenderableType:
 
 
 def output() -> Console:
-    """Standard output; without a terminal it is wide, so that no line is folded."""
-    return Console(width=None if sys.stdout.isatty() else 1000)
+    """Standard output: without escape codes where they are not wanted; without a terminal wide, so that no line is
+    folded."""
+    console = Console(width=None if sys.stdout.isatty() else 1000)
+    if console.is_terminal and not is_live(console):
+        return Console(color_system=None, force_terminal=False)
+    return console
 
 
 def print_table(drawn: RenderableType) -> None:
@@ -89,6 +108,20 @@ def warn(text: str) -> None:
 def count(number: int, noun: str) -> str:
     """`1 row`, `2,000 rows`."""
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def found_problems() -> NoReturn:
+    """End the command: it has worked, and found that something is not as it should be."""
+    raise typer.Exit(ExitCode.FINDINGS)
+
+
+def working(
+    title: str, *, unit: str = "", total: float | None = None, interval_seconds: float = 0.25, quiet: bool = False
+) -> WorkProgress:
+    """Progress of a command on standard error, once it has lasted a second; none if it is `quiet`."""
+    if quiet:
+        return WorkProgress(LineDisplay(lambda line: None), unit=unit, total=total)
+    return work_progress(title, unit=unit, total=total, interval_seconds=interval_seconds)
 
 
 @contextlib.contextmanager
@@ -126,7 +159,7 @@ def report_errors(
         yield
     except KeyboardInterrupt:
         warn(stopped)
-        raise typer.Exit(130) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     except (PenstockError, OSError) as error:
         if isinstance(error, BrokenPipeError) and _reader_is_gone():
             raise  # as in `penstock plugins | head`: the command ends without a message
@@ -136,7 +169,7 @@ def report_errors(
             warn(f"{error.strerror}: {str(error.filename)!r}")
         else:
             warn(wording(str(error)) or type(error).__name__)
-        raise typer.Exit(1) from None
+        raise typer.Exit(ExitCode.ERROR) from None
 
 
 def _reader_is_gone() -> bool:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.cli.console import count, log_lines, print_json, print_table, say
+from penstock.cli.console import count, log_lines, print_json, print_table, say, working
 from penstock.cli.options import JsonOption, QuietOption, command
 from penstock.corpus.convert import FORMATS
 from penstock.corpus.convert import convert as convert_tokens
@@ -46,7 +46,8 @@ def convert(
     """
     console, memory = Console(stderr=True), MemoryBudget(budget)
     layout: Any = {"rows": rows, "eot": eot, "dtype": dtype, "tokens": tokens, "mask": mask, "vocab_size": vocab_size}
-    with log_lines(console, logging.WARNING if quiet else logging.INFO):
+    title = f"converting {shown_place(source)}"
+    with log_lines(console, logging.WARNING if quiet else logging.INFO), working(title, quiet=quiet):
         made = convert_tokens(
             source,
             out,

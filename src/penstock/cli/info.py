@@ -11,10 +11,12 @@ import typer
 import xxhash
 
 from penstock.chat.templates import BUILT_IN, load_template
-from penstock.cli.console import count, emit, fact_table, print_table
+from penstock.cli.console import count, emit, fact_table, found_problems, print_json, print_table, warn, working
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.cli.prepare import store_lines
 from penstock.corpus.prepare import bad_rows_of
+from penstock.errors import DataError
+from penstock.files.filesystems import shown
 from penstock.store import describe, open_store, versions
 from penstock.store.manifest import is_store
 
@@ -30,10 +32,26 @@ def info(
     verify: Annotated[bool, typer.Option("--verify", help="Read everything and compare the checksums.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show rows, tokens, lengths, columns, versions and origin of a store; with --verify, check every byte of it."""
-    with open_store(store, version, verify="full" if verify else "touch") as opened:
-        facts = describe(opened) | {"bad_rows": bad_rows_of(opened)}
-        lineage = opened.manifest.lineage
+    """Show rows, tokens, lengths, columns, versions and origin of a store; with --verify, check every byte of it.
+
+    Exit codes: 0 success; 1 an error; 3 with --verify: a file is damaged or missing.
+    """
+    try:
+        with working(f"checking {shown(store)}" if verify else f"reading {shown(store)}", unit="bytes") as progress:
+            opened = open_store(
+                store, version, verify="full" if verify else "touch", progress=progress if verify else None
+            )
+            with opened:
+                facts = describe(opened) | {"bad_rows": bad_rows_of(opened)}
+                lineage = opened.manifest.lineage
+    except DataError as error:
+        if not verify:
+            raise
+        if as_json:
+            print_json({"path": shown(store), "verified": False, "problem": str(error)})
+        else:
+            warn(str(error))
+        found_problems()
     facts["left_out"] = list(lineage[-1].notes.get("left_out", ())) if lineage else []
     facts["versions"] = [
         {"version": each.version, "rows": each.rows, "tokens": each.tokens, "created": each.created}

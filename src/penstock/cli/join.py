@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from penstock.cli.console import log_lines
+from penstock.cli.console import log_lines, working
 from penstock.cli.options import JsonOption, QuietOption, StoreArgument, command
 from penstock.engines.driver import JobOptions
 from penstock.engines.job_directory import SPLITS_NAME, JobDirectory, default_place
@@ -60,7 +60,10 @@ def join(store: StoreArgument, as_json: JsonOption = False, quiet: QuietOption =
             f"the splits were run in {asked['directory']}, where paths may mean other files; run penstock join there"
         )
     console, memory = Console(stderr=True), MemoryBudget(asked["budget"])
-    with log_lines(console, logging.WARNING if quiet else logging.INFO):
+    with (
+        log_lines(console, logging.WARNING if quiet else logging.INFO),
+        working(f"joining {shown(store)}", quiet=quiet),
+    ):
         prepared = prepare_store(
             asked["inputs"],
             asked["out"],

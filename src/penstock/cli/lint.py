@@ -17,11 +17,12 @@ from rich.text import Text
 from penstock.chat.format_chat import FormatChat
 from penstock.chat.format_preference import FormatPreference
 from penstock.cli.advice import command_wording
-from penstock.cli.console import count, output, print_json, say
+from penstock.cli.console import count, found_problems, output, print_json, say, working
 from penstock.cli.options import command
 from penstock.corpus.raw_rows import RowNumbers
 from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.errors import ConfigError, DataError
+from penstock.observe import Extent
 
 _BATCH_ROWS = 1024
 _ROW = "__row__"
@@ -53,29 +54,40 @@ def lint(
     its prompt tokenizes as it does at inference, and no role header is supervised. With --preference also: chosen and
     rejected answers follow the same tokens, and labels are true or false.
 
-    Exit codes: 0 every row passes; 1 there is a violation, or an error.
+    Exit codes: 0 every row passes; 1 an error; 3 there is a violation.
     """
     kinds: Counter[str] = Counter()
     opened, rows = OpenedRecipe.of(Recipe(**recipe), list(files)), 0
     if explained is not None:
         _explain(opened, explained, as_json=as_json)
         return
-    for finding, rows in _findings(opened):  # noqa: B007
-        if finding is None:
-            continue
-        kinds[finding.kind] += 1
-        if as_json:
-            print_json(asdict(finding), indent=False)
-        elif kinds.total() <= most:
-            say(f"{finding.file}, row {finding.row}: {finding.kind}: {_worded(finding.reason)}")
-            if finding.shown:
-                say(finding.shown, style="dim")
+    with working(f"checking {files[0] if len(files) == 1 else count(len(files), 'input')}", unit="rows") as progress:
+        extent = Extent.of(opened.source)
+        for finding, rows in _findings(opened):
+            if finding is None:
+                progress(rows, share=_share(extent, opened.source, rows))
+                continue
+            kinds[finding.kind] += 1
+            if as_json:
+                progress.clear()
+                print_json(asdict(finding), indent=False)
+            elif kinds.total() <= most:
+                progress.clear()
+                say(f"{finding.file}, row {finding.row}: {finding.kind}: {_worded(finding.reason)}")
+                if finding.shown:
+                    say(finding.shown, style="dim")
     if not as_json:
         for kind, number in kinds.most_common():
             say(f"{number:>8,}  {kind}")
         say(f"{count(rows, 'row')}, {count(kinds.total(), 'violation') if kinds else 'no violation'}")
     if kinds:
-        raise typer.Exit(1)
+        found_problems()
+
+
+def _share(extent: Extent, source: Any, rows: int) -> float | None:
+    """Part of the input that was read: of its rows if their number is known, else of the bytes of its files."""
+    read = getattr(source, "file_bytes_read", None)
+    return extent.share({"rows_done": rows, "file_bytes_done": read() if callable(read) else None})
 
 
 def _after(opened: OpenedRecipe, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, Any]:

@@ -61,6 +61,11 @@ class _Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
+        if ctx is not None and ctx.resilient_parsing:  # completion in the shell
+            from penstock.cli.completion import table_command
+
+            if (known := table_command(cmd_name)) is not None:
+                return known
         name = cmd_name.replace("-", "_")
         found = getattr(import_module(f"penstock.cli.{name}"), name)
         if isinstance(found, typer.Typer):

@@ -17,12 +17,14 @@ from typer.core import TyperGroup
 
 from penstock.chat.templates import BUILT_IN
 from penstock.cli.advice import command_wording
-from penstock.cli.console import log_lines, report_errors
+from penstock.cli.console import log_lines, report_errors, working
 from penstock.corpus.quality.filters import FILTERS
 from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, load_config
+from penstock.loaders.loader_file import open_rank as open_rank
+from penstock.loaders.loader_file import planned_world as planned_world
 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML or JSON file that describes a loader, or a token store.")
@@ -273,23 +275,11 @@ def read_planned(path: str, assignments: Sequence[str] | None) -> LoaderConfig:
     return config
 
 
-def open_rank(config: LoaderConfig, rank: int = 0, **more: Any) -> DataLoader:
-    """The loader of one planned data rank. The default backend is NumPy, which is always installed.
-
-    Ranks that share samples are not told apart, and sequences are whole.
-    """
-    place = {"rank": rank, "world_size": planned_world(config), "model_parallel_size": 1}
-    alone = {"dp": None, "cp": 1, "tp": 1, "pp": 1, "context": None}
-    return config.open(**{"backend": config.arguments.get("backend") or "numpy", **place, **alone, **more})
-
-
-def planned_world(config: LoaderConfig) -> int:
-    """Data ranks that a file is planned for."""
-    return int(config.arguments.get("world_size") or config.arguments.get("dp") or 1)
-
-
 @contextmanager
 def opened(config: LoaderConfig, **more: Any) -> Iterator[DataLoader]:
     """The loader of rank 0; warnings while raw files are prepared go to standard error."""
-    with log_lines(Console(stderr=True), logging.WARNING), open_rank(config, **more) as loader:
-        yield loader
+    with log_lines(Console(stderr=True), logging.WARNING):
+        with working(f"opening {config.name}"):
+            loader = open_rank(config, **more)
+        with loader:
+            yield loader

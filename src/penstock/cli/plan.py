@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, fact_table, print_table, say, table
+from penstock.cli.console import count, emit, fact_table, print_table, say, table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.loader_file import LoaderConfig
@@ -51,7 +51,14 @@ def _planned(config: LoaderConfig, epochs: int | None, steps: int | None) -> dic
         if loader.plan.stopping == "never" and loader.plan.schedule is not None and steps is None:
             raise ConfigError(f"{config.name}: a mixture with stopping_strategy=never is endless; pass --steps")
         backend = str(config.arguments.get("backend") or "torch")
-        figures: PlanSummary = summarize_plan(loader, epochs or config.epochs, steps=steps, backend=backend)
+        with working(f"planning {config.name}", unit="steps") as progress:
+            figures: PlanSummary = summarize_plan(
+                loader,
+                epochs or config.epochs,
+                steps=steps,
+                backend=backend,
+                progress=lambda done, share: progress(done, share=share),
+            )
         order = loader.plan.describe()
     return {"config": config.name, "settings": dict(config.tree), **figures.to_dict(), "order": order}
 

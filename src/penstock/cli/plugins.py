@@ -19,7 +19,7 @@ import typer
 from penstock import __version__, sinks, sources, transforms
 from penstock import plugins as installed_plugins
 from penstock._suggest import did_you_mean
-from penstock.cli.console import emit
+from penstock.cli.console import emit, working
 from penstock.cli.options import command
 from penstock.errors import ConfigError, PluginError
 from penstock.fsqueue import QueueSink, QueueSource
@@ -138,7 +138,8 @@ def plugins(
 
     Plugins are loaded to check them; one that cannot be loaded is listed with the reason.
     """
-    found = entries()
+    with working("loading plugins"):
+        found = entries()
 
     def show() -> None:
         order = {group: number for number, group in enumerate(dict.fromkeys(entry.group for entry in found))}

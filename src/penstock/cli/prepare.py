@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.cli.console import count, fact_table, log_lines, print_json, print_table, say
+from penstock.cli.console import count, emit, fact_table, log_lines, print_json, print_table, say, working
 from penstock.cli.join import remove_splits, save_arguments
 from penstock.cli.options import EngineOption, JsonOption, MetricsOption, QuietOption, command
 from penstock.engines.driver import JobOptions
@@ -85,7 +85,10 @@ def prepare(
             address=None if engine == "ray" else engine, memory=budget or "256 MiB", cpus_per_task=workers or 1
         )
         engine_of(engine)
-    with log_lines(console, logging.WARNING if quiet else logging.INFO):
+    with (
+        log_lines(console, logging.WARNING if quiet else logging.INFO),
+        working(f"preparing {shown(out)}", quiet=quiet),
+    ):
         if split is not None:
             if cache is not None:
                 raise ConfigError("--cache is for a store that one process makes, and --split makes a part; omit one")
@@ -106,7 +109,8 @@ def prepare(
                 metrics=metrics or None,
             )
         except UnfinishedJobError as state:
-            say(f"split {split}: {state}")
+            unfinished = {"split": split, "finished": False, "state": str(state)}
+            emit(unfinished, lambda: say(f"split {split}: {unfinished['state']}"), as_json=as_json)
             return
         remove_splits(asked, prepared)
     print_prepared(prepared, memory, as_json=as_json, quiet=quiet)

@@ -17,7 +17,7 @@ from penstock.batching.backends.attention import (
     packed_rows,
 )
 from penstock.batching.backends.attention import probe_isolation as probe
-from penstock.cli.console import emit, print_table, say, table
+from penstock.cli.console import emit, found_problems, print_table, say, table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
@@ -37,19 +37,21 @@ def probe_isolation(
     """Change one document of a packed batch and check that the logits of the others stay; compare the loss of the
     packed batch with that of its documents one by one. In float32 on the CPU.
 
-    Exit codes: 0 `model(**batch)` keeps documents apart; 1 it does not, or an error.
+    Exit codes: 0 `model(**batch)` keeps documents apart; 1 an error; 3 it does not.
     """
     try:
-        loaded = load_causal_model(model)
+        with working(f"loading {model}"):
+            loaded = load_causal_model(model)
         with opened(read_planned(config, assignments), backend="torch", device=None, pin_memory=False) as loader:
             batch = _packed_batch(loader, step)
-            ways = probe(loaded, batch, seed=seed)
+            with working(f"probing {model}"):
+                ways = probe(loaded, batch, seed=seed)
     except ModuleNotFoundError as error:
         raise ConfigError(str(error)) from error
     verdict = next(way for way in ways if way.way == AS_IT_IS)
     emit(_facts(batch, ways), lambda: _print(batch, ways, verdict), as_json=as_json)
     if not verdict.isolates:
-        raise typer.Exit(1)
+        found_problems()
 
 
 def _packed_batch(loader: DataLoader, step: int) -> Any:

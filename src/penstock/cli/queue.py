@@ -14,7 +14,19 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import count, emit, fact_table, output, print_json, print_table, say, table, warn
+from penstock.cli.console import (
+    count,
+    emit,
+    fact_table,
+    found_problems,
+    output,
+    print_json,
+    print_table,
+    say,
+    table,
+    warn,
+    working,
+)
 from penstock.cli.options import CommandGroup, JsonOption, command
 from penstock.errors import ConfigError, PenstockError, QueueNotFoundError
 from penstock.fsqueue import queue as queues
@@ -78,12 +90,24 @@ def _looks(opened: Queue, seconds: float, *, forever: bool) -> Iterator[Status]:
         yield before
         return
     while True:
-        time.sleep(seconds or 1.0)
+        if forever:
+            time.sleep(seconds or 1.0)
+        else:
+            _wait("measuring rates", seconds)
         now = look(opened)
         yield now.since(before)
         if not forever:
             return
         before = now
+
+
+def _wait(title: str, seconds: float) -> None:
+    """Sleep, and show how long."""
+    with working(title, unit="seconds", total=seconds) as progress:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            progress(seconds - left)
+            time.sleep(min(0.25, left))
 
 
 def _drawn(found: Status) -> RenderableType:
@@ -186,7 +210,8 @@ def purge(
         _refuse_while_alive(path)
     if not yes:
         typer.confirm(f"{_in_words(facts)} will be removed. Continue?", abort=True, err=True)
-    facts["freed_bytes"] = queues.purge(path)
+    with working(f"removing {path}"):
+        facts["freed_bytes"] = queues.purge(path)
     emit(facts, lambda: say(f"removed {_in_words(facts)}"), as_json=as_json)
 
 
@@ -227,15 +252,17 @@ def _refuse_while_alive(path: Path) -> None:
     seconds = 1.5 * heartbeat_seconds(max(member.lease_seconds for member in first.values()))
     warn(f"watching {count(len(first), 'member')} for {seconds:.1f} s")
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        time.sleep(min(0.05, seconds / 10))
-        now = list_members(directory)
-        alive = [owner for owner, member in now.items() if owner not in first or member.beat != first[owner].beat]
-        if alive:
-            raise ConfigError(
-                f"{count(len(alive), 'member')} of the queue running ({', '.join(sorted(alive))}); stop them first, "
-                f"see `penstock queue status {path}`, or pass --force, which makes them fail"
-            )
+    with working(f"watching {path}", unit="seconds", total=seconds) as progress:
+        while (left := until - time.monotonic()) > 0:
+            progress(seconds - left)
+            time.sleep(min(0.05, seconds / 10))
+            now = list_members(directory)
+            alive = [owner for owner, member in now.items() if owner not in first or member.beat != first[owner].beat]
+            if alive:
+                raise ConfigError(
+                    f"{count(len(alive), 'member')} of the queue running ({', '.join(sorted(alive))}); stop them "
+                    f"first, see `penstock queue status {path}`, or pass --force, which makes them fail"
+                )
 
 
 def _size(path: Path) -> int:
@@ -261,17 +288,20 @@ def doctor(
     """Examine a queue: metadata, sequence numbers, every byte of every file, leftovers of dead members, file system.
 
     --repair quarantines unreadable files (as .bad), removes partial files of dead members, and releases their claims.
-    Exit codes: 0 no problem, or all repaired; 1 there is a problem.
+    Exit codes: 0 no problem, or all repaired; 1 an error; 3 a problem is left.
     """
-    diagnosis = examine(
-        find_queue(place),
-        repair=repair,
-        wait_seconds=wait_seconds,
-        on_wait=lambda seconds, members: warn(f"watching {count(members, 'member')} for up to {seconds:g} s"),
-    )
+    path = find_queue(place)
+    with working(f"examining {path}", unit="files") as progress:
+        diagnosis = examine(
+            path,
+            repair=repair,
+            wait_seconds=wait_seconds,
+            on_wait=lambda seconds, members: warn(f"watching {count(members, 'member')} for up to {seconds:g} s"),
+            progress=progress,
+        )
     emit(diagnosis.to_dict(), lambda: _print_diagnosis(diagnosis), as_json=as_json)
     if not diagnosis.sound:
-        raise typer.Exit(1)
+        found_problems()
 
 
 def _print_diagnosis(diagnosis: Diagnosis) -> None:

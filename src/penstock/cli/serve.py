@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.cli.console import fact_table, log_lines, print_json, print_table, warn
+from penstock.cli.console import fact_table, log_lines, print_json, print_table, warn, working
 from penstock.cli.options import ConfigArgument, JsonOption, MetricsOption, SetOption, command, read_config
 from penstock.engines.run import engine_of
 from penstock.errors import ConfigError
@@ -62,13 +62,15 @@ def serve(
                 raise ConfigError(
                     f"--replicas {replicas} needs --engine ray; or start penstock serve several times, on other ports"
                 )
-            server = stack.enter_context(
-                FeedServer.of_config(described, host=host, port=port, metrics=metrics, **given)
-            )
+            with working(f"opening {described.name}"):
+                server = stack.enter_context(
+                    FeedServer.of_config(described, host=host, port=port, metrics=metrics, **given)
+                )
             facts = {"address": server.address, "addresses": [server.address], "port": server.port, **server.facts()}
         else:
             engine_of(engine)
-            started = stack.enter_context(FeedReplicas(described, replicas, engine=str(engine), port=port, **given))
+            with working(f"starting {described.name}"):
+                started = stack.enter_context(FeedReplicas(described, replicas, engine=str(engine), port=port, **given))
             facts = {"addresses": started.addresses}
         with _stopped_by_signals(stop):
             if as_json:

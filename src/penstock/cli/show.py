@@ -12,14 +12,15 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from penstock.cli.console import output, print_json, say
+from penstock.cli.console import output, print_json, say, working
 from penstock.cli.options import SetOption, command, open_rank, planned_world, read_planned
 from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.errors import ConfigError, DataError
-from penstock.files.filesystems import is_remote, local_or_none
+from penstock.files.filesystems import is_remote, local_or_none, shown_place
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.source import Inputs
+from penstock.observe import WorkProgress
 from penstock.store import open_store
 from penstock.store.foreign.lookup import is_foreign
 from penstock.store.manifest import is_bucket_store, is_store, refuse_remote_store
@@ -62,7 +63,8 @@ def show(
         raise ConfigError("--row and --step exclude each other: a step has rows of its own")
     row = row or 0
     if step is not None:
-        sequences = list(sequences_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer))
+        with working(f"making step {step:,}"):
+            sequences = list(sequences_of_step(read_planned(data, assignments), step, rank=rank, tokenizer=tokenizer))
     elif not is_remote(data) and not Path(data).exists():
         raise ConfigError(f"{data} does not exist")
     elif (local := local_or_none(data)) is not None and (is_store(local) or is_foreign(local)):
@@ -74,7 +76,8 @@ def show(
     elif tokenizer is None:
         raise ConfigError("a file has no tokens yet: pass --tokenizer")
     else:
-        sequences = _from_file(data, row, Recipe(tokenizer=tokenizer, **recipe))
+        with working(f"reading {shown_place(data)}", unit="rows", total=row + 1) as progress:
+            sequences = _from_file(data, row, Recipe(tokenizer=tokenizer, **recipe), progress)
     for sequence in sequences:
         if as_json:
             print_json(sequence.facts(), indent=False)
@@ -192,7 +195,7 @@ def _from_store(path: Path | str, number: int, tokenizer: str | None) -> list[To
     return _sides(row, f"{name} row {number}", loaded)
 
 
-def _from_file(path: str, number: int, recipe: Recipe) -> list[TokenSequence]:
+def _from_file(path: str, number: int, recipe: Recipe, progress: WorkProgress) -> list[TokenSequence]:
     refuse_remote_store(path)
     if number < 0:
         raise ConfigError(f"--row: expected 0 or more for a file, got {number}")
@@ -213,6 +216,7 @@ def _from_file(path: str, number: int, recipe: Recipe) -> list[TokenSequence]:
             row = {name: _plain(made.column(name)[0]) for name in made.schema.names}
             return _sides(row, f"{PurePath(path).name} row {number}", steps.tokenizer)
         before += batch.num_rows
+        progress(before)
     raise ConfigError(f"--row: {path} has {before} rows, got {number}")
 
 

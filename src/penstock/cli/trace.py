@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, print_table, say, table
+from penstock.cli.console import count, emit, print_table, say, table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
@@ -41,7 +41,8 @@ def trace(
 
 
 def _of_step(loader: DataLoader, number: int) -> dict[str, Any]:
-    step = loader.plan.step(number)
+    with working(f"planning step {number:,}"):
+        step = loader.plan.step(number)
     samples = step.samples
     parts = zip(
         samples.numbers().tolist(),
@@ -66,7 +67,8 @@ def _of_step(loader: DataLoader, number: int) -> dict[str, Any]:
 
 def _of_row(loader: DataLoader, given: str, epochs: int) -> dict[str, Any]:
     source, number = _read_row(given, loader.plan.names)
-    uses = loader.plan.trace(source, number, epochs=epochs)
+    with working(f"searching row {number:,} of {source}", unit="epochs") as progress:
+        uses = loader.plan.trace(source, number, epochs=epochs, progress=progress)
     return {
         "source": source,
         "row": number,

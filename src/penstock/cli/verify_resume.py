@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, print_table, say, table
+from penstock.cli.console import count, emit, found_problems, print_table, say, table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, open_rank, opened, read_planned
 from penstock.loaders.verification import ResumeReport
 from penstock.loaders.verification import verify_resume as verify
@@ -29,7 +29,7 @@ def verify_resume(
     """Stop and resume the loader at random steps and at ends of epochs, on other numbers of ranks, with and without
     prefetching, and compare every batch, byte for byte, with a run that was never stopped.
 
-    Exit codes: 0 all batches are the same; 1 a batch differs, or an error.
+    Exit codes: 0 all batches are the same; 1 an error; 3 a batch differs.
     """
     sizes = _read_worlds(worlds)
     described = read_planned(config, assignments)
@@ -38,12 +38,18 @@ def verify_resume(
         # Dozens of loaders share one tokenizer.
         with opened(described) as loader:
             shared["tokenizer"] = loader.sources[0].inputs.tokenizer
-    report = verify(
-        lambda **more: open_rank(described, **shared, **more), steps=steps, stops=stops, worlds=sizes, seed=seed
-    )
+    with working(f"stopping and resuming {described.name}", unit="steps") as progress:
+        report = verify(
+            lambda **more: open_rank(described, **shared, **more),
+            steps=steps,
+            stops=stops,
+            worlds=sizes,
+            seed=seed,
+            progress=progress,
+        )
     emit(asdict(report), lambda: _print(report), as_json=as_json)
     if report.difference is not None:
-        raise typer.Exit(1)
+        found_problems()
 
 
 def _read_worlds(given: str) -> list[int]:

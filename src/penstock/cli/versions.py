@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, print_table, table, warn
+from penstock.cli.console import count, emit, print_table, table, warn, working
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import shown
@@ -45,12 +45,14 @@ def versions(
     if new is not None and old is None:
         raise ConfigError(f"expected --diff OLD NEW, got the version {new} without --diff")
     if old is not None:
-        found = diff(store, old, new)
+        with working(f"comparing versions of {shown(store)}"):
+            found = diff(store, old, new)
         emit(dataclasses.asdict(found), lambda: print_table(_difference(found)), as_json=as_json)
         return
     if number is not None:
         checkout(store, number)
-    facts = _facts(store)
+    with working(f"reading versions of {shown(store)}"):
+        facts = _facts(store)
     emit(facts, lambda: print_table(_version_table(facts)), as_json=as_json)
     if facts["problem"] and not as_json:
         warn(facts["problem"])

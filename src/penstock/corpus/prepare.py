@@ -505,7 +505,7 @@ def _write_losses(store: StoreHome, key: str | None, report: Report) -> None:
         "changed": dict(report.changed),
         "bad": {**report.skipped, **report.quarantined},
     }
-    store.write(LOSSES_NAME, orjson.dumps(losses))
+    store.write(LOSSES_NAME, orjson.dumps(losses, option=orjson.OPT_SORT_KEYS))  # not in the order of threads or tasks
 
 
 def _write_examples(store: StoreHome, key: str | None, steps: Steps) -> None:

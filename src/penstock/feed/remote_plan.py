@@ -92,7 +92,14 @@ class RemotePlan(Plan):
         step, following = self.read(position)
         return [] if step is None else [(step, self.next_delivered(following))]
 
-    def trace(self, source: str | int, row: int | None = None, *, epochs: int = 1) -> list[RowUse]:
+    def trace(
+        self,
+        source: str | int,
+        row: int | None = None,
+        *,
+        epochs: int = 1,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> list[RowUse]:
         return [RowUse(*use) for use in self._answer("trace", source=source, row=row, epochs=epochs)]
 
     def ban(self, rows: Mapping[str, Iterable[int]] | Iterable[int], *, step: int = 0) -> Plan:

@@ -84,12 +84,13 @@ def examine(
     repair: bool = False,
     wait_seconds: float | None = None,
     on_wait: Callable[[float, int], None] | None = None,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Diagnosis:
     """Check everything; with `repair`, repair what cannot do harm.
 
     Members that hold something are watched for their lease, or for `wait_seconds` if that is shorter. A member with a
     heartbeat lives; one without is dead, or undecided after a shorter wait. `on_wait(seconds, members)` is called
-    before. Raises QueueNotFoundError if there is no queue.
+    before, `progress(files, files_in_all)` while files are read. Raises QueueNotFoundError if there is no queue.
     """
     path = require_local(path, "a queue")
     try:
@@ -104,12 +105,13 @@ def examine(
     if any(finding.severity == "error" for finding in findings):
         return Diagnosis(path, findings, file_system=file_system)
     with queue.guarded():
-        checkup = _Checkup(queue, repair)
+        checkup = _Checkup(queue, repair, progress)
         findings += checkup.members(wait_seconds, on_wait)
         own = {QUEUE_FILE, "columns.json", "members", *queue.description.splits}
         findings += _unknown(queue.path, set(os.listdir(queue.path)) - own)
         names = [name for name in os.listdir(queue.members) if not name.endswith(".tmp")]
         findings += _unknown(queue.members, [name for name in names if Member.parse(name) is None])
+        checkup.total = sum(sum(1 for _ in queue.split(split).files()) for split in queue.description.splits)
         for split in queue.description.splits:
             findings += checkup.split(split)
     findings.sort(key=lambda finding: _SEVERITIES.index(finding.severity))
@@ -120,6 +122,11 @@ def examine(
 class _Checkup:
     queue: Queue
     repair: bool
+    progress: Callable[[int, int], object] | None = None
+    seen: int = 0
+    """Files that were looked at, readable or not."""
+    total: int = 0
+    """Files at the beginning."""
     dead: set[str] = field(default_factory=set)
     undecided: set[str] = field(default_factory=set)
     """Owners without a heartbeat, watched for less than their lease."""
@@ -222,6 +229,9 @@ class _Checkup:
         """Every file is complete, of this queue, and readable."""
         for file in directory.files():
             where = directory.at(file)
+            if self.progress is not None:
+                self.progress(self.seen, max(self.total, self.seen))
+            self.seen += 1
             try:
                 size = _read_all(where, file, self.queue, split)
             except FileNotFoundError:

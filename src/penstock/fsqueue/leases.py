@@ -10,6 +10,7 @@ one removal, and whoever comes second finds it done.
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import secrets
@@ -131,7 +132,10 @@ class LeaseReaper:
         """
         self._schedule()
 
+        @functools.cache
         def is_dead(member: str) -> bool:
+            # Once for each member: if its lease expired after its files were looked at, it would be removed from the
+            # list with files that are still claimed.
             return member != alive and self.watch.is_dead(member)
 
         owner = f"k{secrets.token_hex(6)}"  # new each time: a forked process has a reaper of its own

@@ -135,9 +135,12 @@ class SplitFiles:
         return self.any_silent(owners, beats)
 
     def any_silent(self, owners: set[str], beats: dict[str, int | None]) -> bool:
-        """True if one of these members has shown no heartbeat since `beats` were noted, and may be dead."""
+        """True if one of these members has shown no heartbeat since `beats` were noted, and may be dead.
+
+        A member that is not listed shows none: another one has removed it from the list, and releases its files.
+        """
         now = {owner: self.member.watch.beat_of(owner) for owner in owners - {self.member.id}}
-        return any(beats.setdefault(owner, beat) == beat for owner, beat in now.items())
+        return any(beat is None or beats.setdefault(owner, beat) == beat for owner, beat in now.items())
 
     def describe_missing(self) -> str:
         """`a batch of split 'train' in ...: ...`, for the message at the time limit."""

@@ -70,20 +70,23 @@ def verify_resume(
     worlds: Sequence[int] = (1, 2, 4),
     prefetches: Sequence[int | None] = (0, 2, None),
     seed: int = 0,
+    progress: Callable[[int, int], object] | None = None,
 ) -> ResumeReport:
     """Run a loader uninterrupted, then several times with stops, and compare all batches.
 
     `make_loader(**options)` makes a fresh loader with the options rank, world_size, batch_size and prefetch; the global
     batch stays that of a loader made without them. Each run is stopped `stops` times, at steps drawn with `seed` and at
     the ends of epochs; the state goes through JSON into fresh loaders of another world size. Half of the steps are at
-    the beginning, half around the end of the first epoch if that is further away.
+    the beginning, half around the end of the first epoch if that is further away. `progress(done, steps_in_all)` is
+    called after each step of each run.
     """
     if steps < 2 or stops < 1:
         raise ConfigError(f"steps must be at least 2 and stops at least 1, got {steps} and {stops}")
     report = ResumeReport()
     with make_loader() as loader:
         ranges = _ranges(loader, steps)
-        trial = _Trial(make_loader, loader, report)
+        total = sum(length for _, length in ranges) * (1 + len(prefetches))
+        trial = _Trial(make_loader, loader, report, lambda done: progress and progress(done, total))
     usable = trial.usable(worlds)
     rng = np.random.default_rng(seed)
     for start, length in ranges:
@@ -104,8 +107,11 @@ def verify_resume(
 class _Trial:
     """Runs of one loader, uninterrupted and interrupted."""
 
-    def __init__(self, make_loader: MakeLoader, base: DataLoader, report: ResumeReport) -> None:
+    def __init__(
+        self, make_loader: MakeLoader, base: DataLoader, report: ResumeReport, progress: Callable[[int], object]
+    ) -> None:
         self._make, self._report = make_loader, report
+        self._progress, self._done = progress, 0
         self._size, self._world = base.plan.global_batch, base.rank.world_size
         self._budgeted = base.options.max_tokens is not None
 
@@ -133,7 +139,7 @@ class _Trial:
         """Digests of some steps, and the numbers of those that begin an epoch."""
         with ExitStack() as stack:
             ranks = self._open(stack, self._least, 0, None, start)
-            digests = [_digests(together, ranks[0]) for together in _together(ranks, length)]
+            digests = [self._digested(together, ranks) for together in _together(ranks, length)]
         ends = [number for number in range(1, len(digests)) if digests[number]["epoch"] != digests[number - 1]["epoch"]]
         return digests, ends
 
@@ -150,7 +156,7 @@ class _Trial:
                     )
                 done = low
                 for together in _together(ranks, high - low):
-                    problem = _compare(wanted[done], _digests(together, ranks[0]))
+                    problem = _compare(wanted[done], self._digested(together, ranks))
                     if problem is not None:
                         return f"step {wanted[done]['step']}: {problem} ({where})"
                     done += 1
@@ -164,6 +170,11 @@ class _Trial:
             if len(state) > _MOST_STATE_BYTES:
                 return f"the state after step {wanted[high - 1]['step']} has {len(state)} bytes, over 4 KiB ({where})"
         return None
+
+    def _digested(self, together: Sequence[TrainingBatch], ranks: Sequence[DataLoader]) -> Digests:
+        self._done += 1
+        self._progress(self._done)
+        return _digests(together, ranks[0])
 
     def _open(
         self, stack: ExitStack, world: int, prefetch: int | None, state: bytes | None, start: int

@@ -12,7 +12,7 @@ that equals the old one up to the step of the edit, and neither loses nor repeat
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from operator import index
@@ -182,27 +182,38 @@ class Plan:
             self._delivered[epoch] = cached
         return cached
 
-    def trace(self, source: str | int, row: int | None = None, *, epochs: int = 1) -> list[RowUse]:
+    def trace(
+        self,
+        source: str | int,
+        row: int | None = None,
+        *,
+        epochs: int = 1,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> list[RowUse]:
         """All uses of a row in the first `epochs` passes over its source, in order.
 
-        `trace("web", 4711)`, or `trace(4711)` if there is a single source.
+        `trace("web", 4711)`, or `trace(4711)` if there is a single source. `progress(done, epochs)` is called after
+        each pass.
         """
         if row is None:
             if len(self.sources) > 1 or isinstance(source, str):
                 raise ConfigError(f"trace needs a source and a row, such as trace({self.names[0]!r}, 4711)")
-            return self.trace(self.names[0], source, epochs=epochs)
+            return self.trace(self.names[0], source, epochs=epochs, progress=progress)
         source = str(source)
         which = self._index(source)
         order, most = self.sources[which].order, self.sources[which].max_epochs
         if not 0 <= row < order.table.rows:
             raise IndexError(f"row {row} of {source!r} does not exist; it has {order.table.rows} rows")
         uses: list[RowUse] = []
-        for epoch in range(epochs if most is None else min(epochs, most)):
+        passes = epochs if most is None else min(epochs, most)
+        for epoch in range(passes):
             for sample in order.find(epoch, row):
                 found = self._steps.find(which, epoch, sample)
                 if found is not None:
                     number, slot = found
                     uses.append(RowUse(number, epoch, slot, skipped=self._is_withheld(number, source, row)))
+            if progress is not None:
+                progress(epoch + 1, passes)
         return uses
 
     # Edits

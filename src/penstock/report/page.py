@@ -6,12 +6,11 @@ from importlib import import_module
 from pathlib import Path, PurePath
 from typing import Any, Final
 
-import orjson
-
 from penstock.errors import ConfigError
 from penstock.files.filesystems import is_remote, local_or_none
 from penstock.html import Section, page
 from penstock.loaders.loader_file import load_config
+from penstock.report.run_directory import is_metrics_file, is_run_directory
 from penstock.store import open_store
 from penstock.store.foreign.lookup import is_foreign
 from penstock.store.manifest import is_bucket_store, is_store
@@ -65,7 +64,7 @@ def target_kind(target: str) -> str:
         raise ConfigError(f"{target} does not exist")
     if is_store(path) or is_foreign(path):
         return "store"
-    if path.is_file() and is_metrics_file(path):
+    if is_run_directory(path) or (path.is_file() and is_metrics_file(path)):
         return "run"
     if path.suffix in _CONFIGS:
         return "plan"
@@ -73,17 +72,6 @@ def target_kind(target: str) -> str:
         f"{target} is neither a store, nor a YAML or JSON file that describes a loader, nor the metrics file of a run "
         "(metrics='run.metrics.jsonl')"
     )
-
-
-def is_metrics_file(path: Path) -> bool:
-    """True if the first line of a file is the header of a run's metrics."""
-    with path.open("rb") as file:
-        line = file.readline(1 << 16)
-    try:
-        facts = orjson.loads(line)
-    except ValueError:
-        return False
-    return isinstance(facts, dict) and "penstock_metrics" in facts
 
 
 def _store_sections(

@@ -241,7 +241,7 @@ class FileList:
 
     def bytes_before(self, number: int) -> int:
         """Size of all files before this one."""
-        return self._ends[number - 1] if number else 0
+        return self._ends[min(number, len(self._ends)) - 1] if number else 0
 
     @cached_property
     def _ends(self) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -195,13 +195,18 @@ class BucketShards:
             raise self._damaged(entry.file, "rows do not begin at their first value")
         return np.array(found, "<i8")
 
-    def verify(self) -> None:
+    def verify(self, progress: Callable[[int, int], object] | None = None) -> None:
         """Compare the checksums of all objects; reads all of them, and keeps none."""
-        for entry in dict.fromkeys(self.manifest.shards):
+        entries, done = list(dict.fromkeys(self.manifest.shards)), 0
+        total = sum(entry.bytes + entry.index_bytes for entry in entries)
+        for entry in entries:
             for file, digest in ((entry.file, entry.name), (entry.index_file, entry.index_checksum)):
                 summed = xxhash.xxh3_128()
                 for chunk in self._chunks(ObjectPart("", file, 0, self._objects[file].size, None)):
                     summed.update(chunk)
+                    done += len(chunk)
+                    if progress is not None:
+                        progress(done, total)
                 if summed.hexdigest() != digest:
                     raise self._damaged(file, f"its checksum is {summed.hexdigest()} and was {digest}")
 

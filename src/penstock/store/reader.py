@@ -53,6 +53,7 @@ def open_store(
     verify: Verify = "touch",
     cache_dir: PathLike | None = None,
     cache_bytes: int | str = "50 GiB",
+    progress: Callable[[int, int], object] | None = None,
     **layout: Unpack[ForeignOptions],
 ) -> Store:
     """A random-access view of a version of a store (default: the current one), or of token data of another program.
@@ -62,7 +63,8 @@ def open_store(
 
     Checks that every file exists and has its length. With `verify="touch"` the checksum of a shard is compared
     when one of its rows is first read, once in a process, which reads the shard (some gigabytes a second);
-    `"full"` compares all of them now. `"fast"` compares none: a flipped bit then gives wrong rows, or ends the process.
+    `"full"` compares all of them now, and calls `progress(bytes_done, bytes_in_all)` meanwhile. `"fast"` compares none:
+    a flipped bit then gives wrong rows, or ends the process.
 
     Of a store in a bucket (`s3://`, `gs://`, `az://`) pieces are fetched when they are touched, and always verified,
     into a cache of `cache_bytes` below `cache_dir` (default: penstock's own) that all processes of the machine share.
@@ -71,7 +73,7 @@ def open_store(
     if is_object_url(path):
         _refuse_layout(path, layout)
         folder = None if cache_dir is None else require_local(cache_dir, "cache_dir").absolute()
-        return _open_bucket_store(BucketHome(path), version, verify, folder, parse_bytes(cache_bytes))
+        return _open_bucket_store(BucketHome(path), version, verify, folder, parse_bytes(cache_bytes), progress)
     check = check_content if verify == "full" else check_size
     home = store_path(path)
     if not is_store(home):
@@ -83,7 +85,7 @@ def open_store(
             return found
         refuse_archive(home)
     _refuse_layout(path, layout)
-    return Store(home, _read_checked(home, version, check), verify=verify, shown=os.fspath(path))
+    return Store(home, _read_checked(home, version, check, progress), verify=verify, shown=os.fspath(path))
 
 
 def _refuse_layout(path: PathLike, layout: ForeignOptions) -> None:
@@ -371,13 +373,23 @@ def find_store(directory: PathLike, key: str) -> Path | None:
     return None
 
 
-def _read_checked(home: Path, version: int | None, check: Callable[[Path, ShardEntry], None]) -> Manifest:
+def _read_checked(
+    home: Path,
+    version: int | None,
+    check: Callable[[Path, ShardEntry], None],
+    progress: Callable[[int, int], object] | None = None,
+) -> Manifest:
     """The manifest of a version whose shards are all there."""
     manifest = read_manifest(home, version)
     while True:
         try:
-            for entry in dict.fromkeys(manifest.shards):
+            entries, done = list(dict.fromkeys(manifest.shards)), 0
+            total = sum(entry.bytes + entry.index_bytes for entry in entries)
+            for entry in entries:
                 check(home, entry)
+                done += entry.bytes + entry.index_bytes
+                if progress is not None:
+                    progress(done, total)
             return manifest
         except DataError:
             # Another version may have become current meanwhile, and this one been pruned.
@@ -388,7 +400,12 @@ def _read_checked(home: Path, version: int | None, check: Callable[[Path, ShardE
 
 
 def _open_bucket_store(
-    home: BucketHome, version: int | None, verify: Verify, cache_dir: Path | None, cache_bytes: int
+    home: BucketHome,
+    version: int | None,
+    verify: Verify,
+    cache_dir: Path | None,
+    cache_bytes: int,
+    progress: Callable[[int, int], object] | None = None,
 ) -> Store:
     manifest = read_manifest(home, version)
     while True:
@@ -402,7 +419,7 @@ def _open_bucket_store(
             manifest = newer
             continue
         if verify == "full":
-            shards.verify()
+            shards.verify(progress)
         return Store(shards, manifest, verify=verify, shown=home.shown)
 
 

@@ -363,7 +363,7 @@ def test_discover_lists_classes_and_names_what_cannot_be_loaded(titanic: Path, h
     assert any(line.split()[0] == "lakes" for line in result.stdout.splitlines())
     (here / "code" / "bad_dataset.py").write_text("import sys; sys.exit(7)")
     result = penstock("competitions", "discover", "code")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert any(line.split()[0] == "lakes" for line in result.stdout.splitlines())
     assert "bad_dataset.py: SystemExit" in result.stderr
     facts = json.loads(penstock("competitions", "discover", "code", "--json").stdout)

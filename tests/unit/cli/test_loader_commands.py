@@ -228,7 +228,7 @@ def test_verify_resume_ends_with_an_error_if_anything_differs(
         load(self, with_checksum({**state, "step": state["step"] + 1}), **more)
 
     monkeypatch.setattr(ConversationDataLoader, "load_state_dict", forgetful)
-    text = said(penstock("verify-resume", chats, "--steps", "8"), 1)
+    text = said(penstock("verify-resume", chats, "--steps", "8"), 3)
     assert "NOT the same: " in text
 
 
@@ -283,7 +283,7 @@ def test_probe_isolation_passes_a_model_that_keeps_documents_apart(penstock: Cal
 
 def test_probe_isolation_fails_when_documents_see_each_other(penstock: Call, chats: str, model: str) -> None:
     fields = ("--set", "fields=[input_ids, labels, document_ids]")
-    text = said(penstock("probe-isolation", chats, "--model", model, *fields), 1)
+    text = said(penstock("probe-isolation", chats, "--model", model, *fields), 3)
     assert re.search(r"model\(\*\*batch\) +sdpa +NO", text)
     assert "as_dict(block_mask=...)" in text
     facts = json.loads(penstock("probe-isolation", chats, "--model", model, *fields, "--json").stdout)

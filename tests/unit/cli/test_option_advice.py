@@ -59,7 +59,7 @@ def test_lint_names_its_options_in_violations(here: Path, penstock: Cli) -> None
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [call]}]
     command = ["lint", write(here, [{"messages": turns}]), "--tokenizer", str(TOKENIZER), "--template", "chatml"]
     refused = penstock(*command)
-    assert refused.exit_code == 1
+    assert refused.exit_code == 3
     assert "pass --chat allow_lost=calls,arguments to" in refused.stdout
     assert "pass --chat allow_lost=calls,arguments to" in penstock(*command, "--explain", "0").stdout
     assert penstock(*command, "--chat", "allow_lost=calls,arguments").exit_code == 0

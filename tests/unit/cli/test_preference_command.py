@@ -76,7 +76,7 @@ def test_lint_names_pairs_that_are_no_pairs(tmp_path: Path) -> None:
     file = tmp_path / "pairs.jsonl"
     rows = [PAIRS[0], PAIRS[1] | {"rejected": ""}, PAIRS[2] | {"chosen": "Yes. " * 400}]
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = penstock("lint", file, *WRITTEN, "--preference", "--max-length", "100", code=1)
+    said = penstock("lint", file, *WRITTEN, "--preference", "--max-length", "100", code=3)
     assert "row 1" in said
     assert "row 2" in said
     assert "3 rows, 2 violations" in said

@@ -139,7 +139,7 @@ def test_lint_checks_rows_after_their_transforms(tmp_path: Path) -> None:
     file.write_text("".join(json.dumps({**row, "prompt": "q"}) + "\n" for row in rows))
     given = ["lint", file, "--tokenizer", TOKENIZER, "--template", "chatml"]
     chosen = ["--transform", "drop=prompt", "--transform", "drop_nulls=id"]
-    said = penstock(*given, *chosen, code=1)
+    said = penstock(*given, *chosen, code=3)
     assert "row 2" in said
     assert "3 rows, 1 violation" in said
     assert "is dropped by --transform" in penstock(*given, *chosen, "--explain", "0", code=1)
@@ -156,11 +156,11 @@ def test_lint_passes_what_is_right_and_names_what_is_not(tmp_path: Path) -> None
         {"messages": [{"role": "wizard", "content": "Who?"}, {"role": "assistant", "content": "Me"}]},
     ]
     bad.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", code=1)
+    said = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", code=3)
     assert "row 1" in said
     assert "row 2" in said
     assert "3 rows, 2 violations" in said
-    lines = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", "--json", code=1).splitlines()
+    lines = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", "--json", code=3).splitlines()
     assert [json.loads(line)["row"] for line in lines] == [1, 2]
 
 
@@ -168,7 +168,7 @@ def test_lint_counts_lines_that_are_no_json(tmp_path: Path) -> None:
     bad = tmp_path / "bad.jsonl"
     good = (SAMPLE / "chats.jsonl").read_text("utf-8").splitlines()
     bad.write_text("\n".join([*good[:2], "{half", *good[2:4]]) + "\n", encoding="utf-8")
-    said = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", code=1)
+    said = penstock("lint", bad, "--tokenizer", TOKENIZER, "--template", "chatml", code=3)
     assert "row 2: unreadable" in said
     assert "1 violation" in said
 
@@ -187,7 +187,7 @@ def test_info_shows_what_a_store_is_made_of_and_checks_it(chat_store: Path) -> N
     data[len(data) // 2] ^= 1
     shard.chmod(0o644)
     shard.write_bytes(data)
-    assert shard.name[:16] in penstock("info", chat_store, "--verify", code=1)
+    assert shard.name[:16] in penstock("info", chat_store, "--verify", code=3)
 
 
 def test_a_store_that_is_none_is_an_error(tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def test_a_sound_queue_is_told_so(queue: Path, penstock: Call) -> None:
 def test_a_damaged_file_is_named_with_the_remedy_and_then_repaired(queue: Path, penstock: Call) -> None:
     file = damaged(queue)
     result = penstock("queue", "doctor", str(queue))
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert result.stdout.startswith("error: unreadable: ")
     assert str(file) in result.stdout
     assert "--repair" in result.stdout
@@ -214,7 +214,7 @@ def test_a_damaged_file_is_named_with_the_remedy_and_then_repaired(queue: Path, 
 def test_doctor_as_json_is_one_object(queue: Path, penstock: Call) -> None:
     file = damaged(queue)
     result = penstock("queue", "doctor", str(queue), "--json")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     facts = json.loads(result.stdout)
     assert facts["sound"] is False
     assert [(finding["severity"], finding["where"]) for finding in facts["findings"]] == [("error", str(file))]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import pickle
 import shutil
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -197,6 +199,9 @@ def test_fewer_than_forty_modules_run_from_a_chat_file_to_the_first_batch_once_i
     chats: Path, model: Path, tmp_path: Path
 ) -> None:
     options: dict[str, Any] = {"batch_size": 4, "max_length": 64, "cache_dir": tmp_path / "cache", "backend": "numpy"}
+    hour_ago = time.time() - 3600
+    for file in (chats, *model.iterdir()):
+        os.utime(file, (hour_ago, hour_ago))  # hashes of files that have just been written are not kept
 
     def first_batch() -> None:
         with ConversationDataLoader(chats, str(model), chat_template="chatml", **options) as loader:
@@ -221,7 +226,8 @@ def test_fewer_than_forty_modules_run_from_a_chat_file_to_the_first_batch_once_i
         gc.enable()
     accounting = {str(file) for file in (Path(home) / "memory").glob("*.py")}
     ran -= {str(Path(home) / name) for name in ("_suggest.py", "errors.py")} | accounting
-    assert 20 < len(ran) < 40, sorted(ran)
+    walk = sorted(str(Path(file).relative_to(home)) for file in ran)
+    assert 20 < len(walk) < 40, " ".join(walk)
 
 
 @pytest.mark.parametrize("damage", [b"\xff\xfe", b"a" * 5000, b"", b"../..", None])

@@ -10,6 +10,7 @@ import pytest
 from queues import PER_FILE, Clock, Maker, consumer, fill, ks, listed, names, numbers, reaper_of, take
 
 from penstock.errors import StalledError
+from penstock.fsqueue.layout import SplitDirectory
 from penstock.fsqueue.members import Backoff
 
 
@@ -192,3 +193,44 @@ def test_a_lane_that_is_taken_over_while_its_file_is_acknowledged_does_not_make_
         monkeypatch.setattr(lanes, "all", late)
     assert numbers(path) == []
     assert min(lane.number for lane in looked()) == 1
+
+
+def test_a_member_whose_lease_expires_during_a_round_is_not_removed_before_its_files_are_released(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = fill(tmp_path / "q", 8), Clock()
+    with consumer(path) as reader:
+        take(reader, 1)
+        reader._member._heartbeat.stop()
+        keeper = reaper_of(path, clock)
+        keeper.reap()
+        clock.go(29.0)
+
+        def late(directory: SplitDirectory) -> list[tuple[str, str]]:
+            clock.go(2.0)  # after the files of the split, before its members
+            return []
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SplitDirectory, "temporaries", late)
+            assert not keeper.reap()
+        reaped = keeper.reap()
+        assert len(reaped.claims) == 1
+        assert reaped.members == [reader._member.id]
+        reader._readers.clear()
+
+
+def test_a_split_has_no_end_while_the_owner_of_a_claim_is_not_listed(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8)
+    with consumer(path) as dead, consumer(path) as reader:
+        take(dead, 1)
+        take(reader, 1)
+        dead._member._heartbeat.stop()
+        split, owner = reader._readers["train"].split, dead._member.id
+        beats: dict[str, int | None] = {}
+        assert split.any_silent({owner}, beats)
+        for file in (path / "members").glob(f"*{owner}*"):
+            file.unlink()
+        reader._member.watch.members(fresh=True)
+        assert reader._member.watch.beat_of(owner) is None
+        assert split.any_silent({owner}, beats)
+        dead._readers.clear()

@@ -132,7 +132,7 @@ def test_a_real_run_can_be_watched(terminal: bool) -> None:
     screen = console(terminal=terminal)
     pipeline = Pipeline(MemorySource([{"a": i} for i in range(1000)]), [], MemorySink(), budget="8 MiB")
     progress = (
-        LiveProgress(screen, Extent.of(pipeline.source), str(pipeline))
+        LiveProgress(screen, Extent.of(pipeline.source), str(pipeline), first_seconds=0.0)
         if terminal
         else LineProgress(screen, Extent.of(pipeline.source), first_seconds=0.0)
     )

@@ -1,0 +1,47 @@
+"""Progress of a run or a command: a live display on a terminal, a few lines elsewhere; a table at its end.
+
+    with progress_on(Console(stderr=True), Extent.of(pipeline.source), str(pipeline)) as progress:
+        report = pipeline.run(progress=progress)
+
+    with work_progress("checking corpus.store", unit="bytes") as progress:
+        progress(done, total)
+
+moments    what a display shows: share, speed, remaining time, memory, bottleneck
+display    how it is shown: live, or as lines
+pipelines  progress of a pipeline, from its snapshots
+work       progress of other work that is counted
+tables     the table at the end of a run
+"""
+
+from penstock.observe.display import LineDisplay, LiveDisplay, display_on, is_live
+from penstock.observe.moments import Moment, RateWindow
+from penstock.observe.pipelines import (
+    Extent,
+    LineProgress,
+    LiveProgress,
+    Rates,
+    lost_rows,
+    pipeline_progress,
+    progress_on,
+)
+from penstock.observe.tables import closing_table
+from penstock.observe.work import WorkProgress, work_progress
+
+__all__ = [
+    "Extent",
+    "LineDisplay",
+    "LineProgress",
+    "LiveDisplay",
+    "LiveProgress",
+    "Moment",
+    "RateWindow",
+    "Rates",
+    "WorkProgress",
+    "closing_table",
+    "display_on",
+    "is_live",
+    "lost_rows",
+    "pipeline_progress",
+    "progress_on",
+    "work_progress",
+]
