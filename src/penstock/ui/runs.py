@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -137,9 +137,7 @@ class RunFile:
                 if self._inode >= 0:
                     raise DataError("the metrics file was removed while it was shown", file=str(self._path)) from None
             record = self._record
-            return FollowedRun(
-                dict(record.header), record.parts, list(record.readings), record.end, record.skipped_lines
-            )
+            return replace(record, readings=list(record.readings))  # readers see no line that comes later
 
     def _read(self, file: BinaryIO) -> None:
         stat = os.fstat(file.fileno())
