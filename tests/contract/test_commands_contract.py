@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from penstock.batching.backends import BACKENDS
 from penstock.chat.templates import BUILT_IN
-from penstock.cli import completion, completion_table
 from penstock.cli.competitions import TYPES
+from penstock.cli.completion import light_commands, table
 from penstock.cli.console import ExitCode, report_errors
 from penstock.cli.main import app
 from penstock.corpus.convert import FORMATS
@@ -281,18 +281,18 @@ def test_an_interrupted_command_ends_with_130(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_table_for_completion_is_that_of_the_commands() -> None:
-    written = Path(completion_table.__file__).read_text(encoding="utf-8")
-    assert written == completion.table_source(), "run: python -m penstock.cli.completion"
+    written = Path(table.__file__).read_text(encoding="utf-8")
+    assert written == light_commands.table_source(), "run: python -m penstock.cli.completion"
 
 
 def test_completed_values_are_those_that_options_take() -> None:
-    values = {flag: list(given) for flag, given in completion.VALUES.items()}
+    values = {flag: list(given) for flag, given in light_commands.VALUES.items()}
     assert values["--filter"] == list(FILTERS)
     assert values["--template"] == sorted(BUILT_IN)
     assert sorted(values["--to"]) == sorted(FORMATS)
     assert values["--type"] == TYPES.split(", ")
     assert values["--set"] == [f"backend={name}" for name in sorted(BACKENDS)]
-    flags = {flag for _, _, options in completion_table.TABLE.values() for each in options for flag in each[0]}
+    flags = {flag for _, _, options in table.TABLE.values() for each in options for flag in each[0]}
     assert set(values) <= flags
 
 
