@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
 
-.PHONY: demo services test quick chaos lint format bench fuzz clean
+.PHONY: demo services test quick chaos lint format bench fuzz docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
@@ -50,6 +50,11 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/tabular.py
 	$(BIN)/python benchmarks/remote.py
 
+# The site, in build/docs: warnings are errors, links are checked. The gallery needs Chromium, and is left out without.
+docs: $(VENV)/.docs
+	$(BIN)/python docs/site/gallery.py build/gallery
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --clean
+
 # Coverage-guided: FUZZ_SECONDS for each target, or `make fuzz FUZZ_TARGETS="jsonl yaml"`. Findings are in .fuzz/.
 fuzz: $(VENV)/.fuzz
 	FUZZ_SECONDS=$${FUZZ_SECONDS:-600} $(BIN)/python -m fuzz $(FUZZ_TARGETS)
@@ -77,6 +82,10 @@ $(VENV)/.dev: $(VENV)/.torch pyproject.toml examples/plugin/pyproject.toml
 # next run tries again.
 $(VENV)/.corpus: $(VENV)/.dev tests/corpus/fetch.py
 	$(BIN)/python tests/corpus/fetch.py $(VENV)/corpus --stamp $@
+
+$(VENV)/.docs: $(VENV)/.dev
+	$(PIP) --editable '.[docs]'
+	touch $@
 
 $(VENV)/.fuzz: $(VENV)/.dev
 	$(PIP) --editable '.[fuzz]'

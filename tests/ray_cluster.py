@@ -347,6 +347,8 @@ def _environment() -> dict[str, str]:
         "RAY_health_check_failure_threshold": "3",
         # Other work on the machine may fill its memory; that is no reason to kill a task.
         "RAY_memory_monitor_refresh_ms": "0",
+        # Other tests keep all cores busy, and workers of Ray, which are nice to others, would wait for minutes.
+        "RAY_worker_niceness": "0",
     }
 
 
@@ -520,6 +522,7 @@ class Keeper:
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
             os.closerange(3, 1 << 16)
+            _advance_ids(self.starts)
             main()
         finally:
             os._exit(1)
@@ -559,6 +562,14 @@ class Keeper:
         _kill_below(process)
         process.kill()
         os.waitpid(process.pid, 0)
+
+
+def _advance_ids(steps: int) -> None:
+    """Ray's generator of ids is copied by a fork: without this, nodes would have one id, and be one to the cluster."""
+    import ray
+
+    for _ in range(1000 * steps):
+        ray.NodeID.from_random()
 
 
 def _supervise(folder: Path, nodes: int) -> None:

@@ -45,9 +45,10 @@ def test_a_url_opens_the_cache_of_its_kind(s3_url: str, redis_server: RedisServe
     for wrong in ("ftp://host/path", "s3:/bucket", "https://host/cache"):
         with pytest.raises(ConfigError, match=r"bucket|cache"):
             open_cache(wrong)
-    with pytest.raises(ConfigError, match="is no address") as caught:
-        open_cache("redis://:hunter2@host:notaport/0")
-    assert "hunter2" not in str(caught.value)
+    for wrong in ("redis://:hunter2@host:notaport/0", "redis://:a/hunter2@host/0", "redis://:hunter2@host/0?stream=s"):
+        with pytest.raises(ConfigError, match="is no address") as caught:
+            open_cache(wrong)
+        assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize("size", [0, 1, 16, 17, 1000])

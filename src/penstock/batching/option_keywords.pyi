@@ -9,6 +9,7 @@ from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.metrics.targets import Metrics
 from penstock.order.block_shuffle import BlockShuffle
 from penstock.pipeline.config import OnError
 from penstock.store.shards import Verify
@@ -25,6 +26,7 @@ class LoaderOptions(TypedDict, total=False):
     cache: CacheSpec | None
     progress: bool
     verify: Verify
+    metrics: Metrics
     on_error: OnError
     quarantine: PathLike | None
     transforms: Sequence[Any]

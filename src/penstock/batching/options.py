@@ -30,6 +30,7 @@ from penstock.errors import ConfigError
 from penstock.files.filesystems import is_remote, require_local
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget, parse_bytes
+from penstock.metrics.targets import Metrics, MetricsConfig
 from penstock.order.block_shuffle import BlockShuffle, shuffle_of
 from penstock.pipeline.config import OnError, PipelineConfig
 from penstock.store.shards import Verify
@@ -188,6 +189,7 @@ class Options(Shard, Padding, Output, RawRows):
     )
     progress: bool = option(True, "show progress while raw files are prepared: live on a terminal, else a few lines")
     verify: Verify = option("fast", "checks of a store when it is opened; see `open_store`")
+    metrics: Metrics = option(None, "where metrics go: prometheus://:9464, a path, or others; see docs/metrics.md")
 
     def __post_init__(self) -> None:
         _check_integer("batch_size", self.batch_size, least=1)
@@ -223,11 +225,13 @@ class Options(Shard, Padding, Output, RawRows):
         assert self.pipeline  # which checks its options
         if self.quarantine is not None and self.on_error != "quarantine":
             raise ConfigError(f"quarantine={self.quarantine!r} is for on_error='quarantine', got {self.on_error!r}")
+        if self.metrics is not None:
+            object.__setattr__(self, "metrics", MetricsConfig.of(self.metrics))
         get_backend(self.backend)
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without what belongs to this one. The rank is known by then."""
-        return self.__dict__ | {"budget": None, "group": None, "cache": None}
+        return self.__dict__ | {"budget": None, "group": None, "cache": None, "metrics": None}
 
     @property
     def memory(self) -> MemoryBudget | None:

@@ -19,6 +19,7 @@ GROUPS = {
         "convert": "Convert stores from and to Megatron or MDS files.",
         "lint": "Check every row of a chat data set.",
         "show": "Print the tokens of a row, supervised ones in green.",
+        "report": "Write a page about a store, a plan or a run.",
         "info": "Show rows, tokens, lengths and columns of a store.",
         "versions": "List the versions of a store, compare or check them out.",
         "cache": "Show the size of a cache that machines share, or clear it.",
@@ -29,6 +30,9 @@ GROUPS = {
         "verify-resume": "Stop and resume a loader, and compare its batches.",
         "probe-isolation": "Check that documents of a packed batch are isolated.",
         "bench": "Measure batches and tokens per second of a loader.",
+    },
+    "See it": {
+        "ui": "Browse rows, plans, runs and queues in a web browser, live.",
     },
     "Feed trainers": {
         "serve": "Make the batches of a loader ahead, for RemoteLoader.",

@@ -23,6 +23,8 @@ from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, load_config
+from penstock.loaders.loader_file import open_rank as open_rank
+from penstock.loaders.loader_file import planned_world as planned_world
 
 ConfigArgument = Annotated[
     str, typer.Argument(metavar="CONFIG", help="A YAML or JSON file that describes a loader, or a token store.")
@@ -41,6 +43,14 @@ SetOption = Annotated[
 EngineOption = Annotated[
     str | None,
     typer.Option(metavar="ENGINE", help="Where to run: local, ray, or ray://HOST:PORT. The output has the same bytes."),
+]
+MetricsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--metrics",
+        metavar="TARGET",
+        help="Where metrics go: FILE.jsonl, prometheus://:9464, otlp://HOST, tensorboard:DIR ... May be repeated.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="No progress and no closing table.")]
@@ -263,21 +273,6 @@ def read_planned(path: str, assignments: Sequence[str] | None) -> LoaderConfig:
             "or pass --set streaming=false"
         )
     return config
-
-
-def open_rank(config: LoaderConfig, rank: int = 0, **more: Any) -> DataLoader:
-    """The loader of one planned data rank. The default backend is NumPy, which is always installed.
-
-    Ranks that share samples are not told apart, and sequences are whole.
-    """
-    place = {"rank": rank, "world_size": planned_world(config), "model_parallel_size": 1}
-    alone = {"dp": None, "cp": 1, "tp": 1, "pp": 1, "context": None}
-    return config.open(**{"backend": config.arguments.get("backend") or "numpy", **place, **alone, **more})
-
-
-def planned_world(config: LoaderConfig) -> int:
-    """Data ranks that a file is planned for."""
-    return int(config.arguments.get("world_size") or config.arguments.get("dp") or 1)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from penstock.cli.console import count, emit, fact_table, log_lines, print_json, print_table, say, working
 from penstock.cli.join import remove_splits, save_arguments
-from penstock.cli.options import EngineOption, JsonOption, QuietOption, command
+from penstock.cli.options import EngineOption, JsonOption, MetricsOption, QuietOption, command
 from penstock.engines.driver import JobOptions
 from penstock.engines.run import JobEngine, RayEngine, engine_of
 from penstock.errors import ConfigError, UnfinishedJobError
@@ -56,6 +56,7 @@ def prepare(
             metavar="I/N", help="Do this part of the work, 1/16 to 16/16; `penstock join STORE` does the rest."
         ),
     ] = None,
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> None:
@@ -105,6 +106,7 @@ def prepare(
                 progress=None if quiet else lambda made: progress_on(console, Extent.of(made.source), str(made)),
                 cache=cache,
                 engine=chosen,
+                metrics=metrics or None,
             )
         except UnfinishedJobError as state:
             unfinished = {"split": split, "finished": False, "state": str(state)}

@@ -20,6 +20,7 @@ from penstock.cli.options import (
     DebugOption,
     EngineOption,
     JsonOption,
+    MetricsOption,
     QuietOption,
     SetOption,
     check_assignments,
@@ -33,6 +34,7 @@ from penstock.files.documents import read_document, set_value
 from penstock.files.filesystems import output_place, shown, shown_place
 from penstock.files.objects import bucket_has
 from penstock.memory.budget import format_bytes
+from penstock.metrics.targets import MetricsConfig
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, Report
 from penstock.pipeline.checkpoint import load_checkpoint
@@ -68,6 +70,7 @@ def run(
         str | None,
         typer.Option(metavar="DIR", help="Save progress here and resume from it, instead of the file's checkpoint."),
     ] = None,
+    metrics: MetricsOption = None,
     quiet: QuietOption = False,
     debug: DebugOption = False,
 ) -> None:
@@ -119,15 +122,18 @@ def run(
         kept = output_place(job_place(described.pipeline, None), "the directory of the job")
     stopped = f"the same command resumes from {shown_place(kept)}" if kept else "unfinished output was removed"
     with report_errors(debug=debug, stopped=f"stopped; {stopped}"):
-        report = _run(described, extent, engine, quiet=quiet)
+        report = _run(described, extent, engine, metrics or None, quiet=quiet)
     if as_json:
         print_json({"pipeline": str(described.pipeline), **report.to_dict()}, indent=False)
     elif not quiet:
         print_table(closing_table(report, budget_bytes=described.pipeline.budget.capacity))
 
 
-def _run(described: PipelineFile, extent: Extent, engine: str | None, *, quiet: bool) -> Report:
+def _run(
+    described: PipelineFile, extent: Extent, engine: str | None, metrics: list[str] | None, *, quiet: bool
+) -> Report:
     pipeline = described.pipeline
+    watched = None if metrics is None else MetricsConfig.of(metrics)  # refuses a bad target before the passes
     console = Console(stderr=True)
     with log_lines(console, logging.WARNING if quiet else logging.INFO):
         fit: Sequence[Any] = described.fit
@@ -135,9 +141,9 @@ def _run(described: PipelineFile, extent: Extent, engine: str | None, *, quiet: 
             fit = ()
             fit_transforms(pipeline, described.to_fit, None if quiet else partial(_watched, console))
         if quiet:
-            return pipeline.run(described.checkpoint, engine=engine, fit=fit)
+            return pipeline.run(described.checkpoint, engine=engine, fit=fit, metrics=watched)
         with progress_on(console, extent, str(pipeline)) as progress:
-            return pipeline.run(described.checkpoint, progress=progress, engine=engine, fit=fit)
+            return pipeline.run(described.checkpoint, progress=progress, engine=engine, fit=fit, metrics=watched)
 
 
 def _resumes(described: PipelineFile) -> bool:

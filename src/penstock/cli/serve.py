@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from penstock.cli.console import fact_table, log_lines, print_json, print_table, warn, working
-from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, read_config
+from penstock.cli.options import ConfigArgument, JsonOption, MetricsOption, SetOption, command, read_config
 from penstock.engines.run import engine_of
 from penstock.errors import ConfigError
 from penstock.feed.connection import TOKEN_VARIABLE, clean_token
@@ -44,6 +44,7 @@ def serve(
     budget: Annotated[
         str, typer.Option(metavar="SIZE", help="Memory for batches that are made ahead or shared, such as 4GiB.")
     ] = "1 GiB",
+    metrics: MetricsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make the batches of a loader ahead, and hand them to RemoteLoader("grpc://host:port") in each rank.
@@ -62,7 +63,9 @@ def serve(
                     f"--replicas {replicas} needs --engine ray; or start penstock serve several times, on other ports"
                 )
             with working(f"opening {described.name}"):
-                server = stack.enter_context(FeedServer.of_config(described, host=host, port=port, **given))
+                server = stack.enter_context(
+                    FeedServer.of_config(described, host=host, port=port, metrics=metrics, **given)
+                )
             facts = {"address": server.address, "addresses": [server.address], "port": server.port, **server.facts()}
         else:
             engine_of(engine)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,7 +11,6 @@ from typing import Annotated, Any
 import numpy as np
 import pyarrow as pa
 import typer
-from rich.text import Text
 
 from penstock.cli.console import output, print_json, say, working
 from penstock.cli.options import SetOption, command, open_rank, planned_world, read_planned
@@ -26,18 +24,9 @@ from penstock.observe import WorkProgress
 from penstock.store import open_store
 from penstock.store.foreign.lookup import is_foreign
 from penstock.store.manifest import is_bucket_store, is_store, refuse_remote_store
-from penstock.transforms.tokenization import Tokenizer, load_tokenizer
-
-Pieces = list[tuple[str, str]]
-"""Kind and text of each token."""
-_STYLES = {
-    "supervised": "bold green",
-    "masked": "dim",
-    "special": "yellow",
-    "supervised special": "bold yellow",
-    "padding": "dim red",
-}
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+from penstock.store.origin import store_tokenizer
+from penstock.tokenizers.base import Tokenizer
+from penstock.tokenizers.pieces import STYLES, Pieces, bracketed, coloured, harmless, runs, token_pieces
 
 
 @command(["template", "column", "columns", "transforms", "add_bos", "add_eos", "chat", "preference"])
@@ -114,14 +103,14 @@ class TokenSequence:
     def pieces(self) -> Pieces:
         if self.tokenizer is None:
             return [("padding", "")] * len(self.tokens)
-        return list(_pieces(self.tokenizer, self.tokens, self.mask))
+        return list(token_pieces(self.tokenizer, self.tokens, self.mask))
 
     def facts(self) -> dict[str, Any]:
         return {
             "row": self.name,
             "input_ids": self.tokens,
             "loss_mask": self.mask.astype(np.uint8) if self.mask is not None else None,
-            "pieces": [{"kind": kind, "text": text} for kind, text in _runs(self.pieces())],
+            "pieces": [{"kind": kind, "text": harmless(text)} for kind, text in runs(self.pieces())],
         }
 
 
@@ -191,26 +180,12 @@ def _tokenizer(inputs: Inputs, given: str | None) -> Tokenizer:
     """The tokenizer given, that of the file, or that of the store."""
     if given is None and inputs.tokenizer is not None:
         return inputs.tokenizer
-    return _store_tokenizer(inputs.table.stores[0].manifest, given)
-
-
-def _store_tokenizer(manifest: Any, given: str | None) -> Tokenizer:
-    """The tokenizer given, or the one that the store names; its fingerprint must be that of the store."""
-    path = given or (manifest.lineage[-1].notes.get("tokenizer_path") if manifest.lineage else None)
-    if path is None:
-        raise ConfigError("the store has no path of its tokenizer; pass --tokenizer")
-    loaded = load_tokenizer(path)
-    if manifest.tokenizer not in (None, loaded.fingerprint):
-        raise ConfigError(
-            f"{path} is not the tokenizer of this store: expected the fingerprint {manifest.tokenizer}, got "
-            f"{loaded.fingerprint}; pass the right one with --tokenizer"
-        )
-    return loaded
+    return store_tokenizer(inputs.table.stores[0].manifest, given)
 
 
 def _from_store(path: Path | str, number: int, tokenizer: str | None) -> list[TokenSequence]:
     with open_store(path) as store:
-        loaded = _store_tokenizer(store.manifest, tokenizer)
+        loaded = store_tokenizer(store.manifest, tokenizer)
         try:
             row = store[number]
         except IndexError:
@@ -271,77 +246,9 @@ def _print(sequence: TokenSequence, *, ids: bool) -> None:
         return
     if ids:
         for token, (kind, text) in zip(sequence.tokens.tolist(), sequence.pieces()):
-            say(f"{token:>8}  {text!r}  {kind}", style=_STYLES[kind])
+            say(f"{token:>8}  {harmless(text)!r}  {kind}", style=STYLES[kind])
         return
     console = output()
     colours = console.color_system is not None and not console.no_color
-    shown = _coloured(sequence.pieces()) if colours else _bracketed(sequence.pieces())
+    shown = coloured(sequence.pieces()) if colours else bracketed(sequence.pieces())
     console.print(shown, highlight=False, soft_wrap=True)
-
-
-def _pieces(tokenizer: Tokenizer, tokens: Any, mask: Any) -> Iterator[tuple[str, str]]:
-    """Kind and text of each token. A character of several tokens is the text of the last of them."""
-    special = set(tokenizer.special.named.values())
-    rest, kind = b"", "masked"
-    for position, token in enumerate(tokens.tolist()):
-        supervised = mask is not None and bool(mask[position])
-        if token in special:
-            text = _decoded(rest) + _decoded(tokenizer.token_bytes(token))
-            yield ("supervised special" if supervised else "special"), text
-            rest = b""
-            continue
-        kind = "supervised" if supervised else "masked"
-        rest += tokenizer.token_bytes(token)
-        whole = _whole_characters(rest)
-        yield kind, _decoded(rest[:whole])
-        rest = rest[whole:]
-    if rest:
-        yield kind, _decoded(rest)
-
-
-def _whole_characters(data: bytes) -> int:
-    """Number of bytes up to the end of the last complete character."""
-    for back in range(1, min(4, len(data)) + 1):
-        byte = data[-back]
-        if byte < 0x80:
-            break
-        if byte >= 0xC0:
-            needed = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
-            return len(data) - back if back < needed else len(data)
-    return len(data)
-
-
-def _decoded(data: bytes) -> str:
-    """Text in which control characters, which could steer a terminal, are escaped."""
-    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), data.decode(errors="replace"))
-
-
-def _coloured(pieces: Pieces) -> Text:
-    text = Text()
-    for kind, run in _runs(pieces):
-        text.append(run, _STYLES[kind])
-    return text
-
-
-def _bracketed(pieces: Pieces) -> Text:
-    """Supervised spans between [[ and ]], for output without colours."""
-    text, inside = Text(), False
-    for kind, run in _runs(pieces):
-        if kind.startswith("supervised") != inside:
-            text.append("]]" if inside else "[[")
-            inside = not inside
-        text.append(f"<{run}>" if kind.endswith("special") and not run.startswith("<") else run)
-    return text.append("]]") if inside else text
-
-
-def _runs(pieces: Pieces) -> Iterator[tuple[str, str]]:
-    """Neighbours of the same kind joined; special tokens stay apart."""
-    kind, run = "", ""
-    for now, text in pieces:
-        if now != kind or "special" in now:
-            if run:
-                yield kind, run
-            kind, run = now, ""
-        run += text
-    if run:
-        yield kind, run

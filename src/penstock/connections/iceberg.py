@@ -103,7 +103,9 @@ def _by_metadata(path: PathLike) -> Any:
         raise FileNotFoundError(f"no such metadata file: {str(local)!r}")
     try:
         if local is not None:
-            return StaticTable.from_metadata(local.resolve().as_uri())
+            place = local.resolve()
+            # pyiceberg takes file:// literally: a space is a space, and %20 three characters.
+            return StaticTable.from_metadata(place.as_uri() if os.name == "nt" else f"file://{place}")
         bucket, key = open_bucket(file)
         return StaticTable.from_metadata(bucket.url_of(key), _properties(bucket.options))
     except (ValidationError, ValueError, KeyError, TypeError) as error:

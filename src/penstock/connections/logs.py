@@ -24,7 +24,8 @@ import xxhash
 from penstock.errors import ConfigError, ResumeError
 
 Answer = TypeVar("Answer")
-_USER = re.compile(r"(?<=://)[^/]*@")  # a password may have an @ in it
+_USER = re.compile(r"(?<=://)(?:[^/]*@|[^/@:]*:(?!\d+(?:[/?#,]|$))[^@]*@)")
+"""A password may have an @ in it, or a / by mistake."""
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.05, 1.0
 
 
@@ -190,6 +191,8 @@ class LogAddress:
         parts = urlsplit(url)
         if parts.scheme not in schemes or not parts.netloc:
             raise ConfigError(f"expected a URL such as {schemes[0]}://host:port/name, got {hidden(url)!r}")
+        if hidden(url) != url and "@" not in parts.netloc:
+            raise ConfigError(f"{hidden(url)!r} has a / in its password; in a URL, write it as %2F")
         options = dict(parse_qsl(parts.query, keep_blank_values=True))
         return cls(parts.scheme, f"{parts.scheme}://{parts.netloc}", unquote(parts.path).strip("/"), options)
 

@@ -46,9 +46,16 @@ def connect_redis(url: str, *, answer_seconds: float) -> Any:
         "protocol": 2,
     }
     try:
-        return redis.Redis.from_url(url, retry=retry, **options)
-    except ValueError as error:
-        raise ConfigError(f"{shown(url)!r} is no address of Redis: {str(error).replace(url, shown(url))}") from None
+        client = redis.Redis.from_url(url, retry=retry, **options)
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # not connected yet: it knows the options of the URL
+        return client
+    except (ValueError, TypeError) as error:
+        reason = "" if "@" in url else f": {error}"  # or it names what it took for a port: a piece of the password
+        raise ConfigError(
+            f"{shown(url)!r} is no address of Redis{reason}; expected redis://user:password@host:6379/0, with / in a "
+            "password as %2F"
+        ) from None
 
 
 class RedisCache:

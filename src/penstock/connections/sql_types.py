@@ -25,8 +25,9 @@ from penstock.errors import ConfigError, DataError, SchemaError
 
 _PG_TYPE, _PG_MODE = b"POSTGRESQL:type", b"POSTGRESQL:typmod"
 _MOST_DIGITS = 76
-_SENT_AS = {"money": "numeric(20, 2)", "oid": "bigint", "_oid": "bigint[]"}
-"""Types whose values the driver of PostgreSQL would misread: it takes the numbers of `oid` for ones with a sign."""
+_SENT_AS = {"money": "numeric(20, 2)", "_money": "numeric[]", "oid": "bigint", "_oid": "bigint[]"}
+"""Types whose values the driver of PostgreSQL would misread: it takes the numbers of `oid` for ones with a sign, and
+money for its cents."""
 _FIRST_DAY = -2_440_588
 """First date of PostgreSQL, in days before 1970. What is before is 'infinity', or too late for Arrow, and wrapped."""
 _NAMED_TEXT = {"uuid": pa.uuid(), "json": pa.json_()}
@@ -228,10 +229,14 @@ _INTEGERS = {
     pa.uint32(): "bigint",
     pa.int64(): "bigint",
 }
+_NAMED_VALUES = {pa.UuidType: "uuid", pa.JsonType: "jsonb"}
+"""Values of lists that the driver of PostgreSQL cannot send: they go as text, which the server casts."""
 
 
 def written_type(field: pa.Field, dialect: SqlDialect) -> str:
     """Type of a column in CREATE TABLE, after `written_table` has converted it."""
+    if dialect is POSTGRESQL and _is_list(field.type) and type(field.type.value_type) in _NAMED_VALUES:
+        return f"{_NAMED_VALUES[type(field.type.value_type)]}[]"
     return _sql_type(_written(field, dialect), dialect)
 
 
@@ -270,6 +275,8 @@ def _written(field: pa.Field, dialect: SqlDialect) -> pa.DataType:
         return pa.binary()
     if _is_list(kind) and dialect is not SQLITE:
         inner = _written(pa.field(field.name, kind.value_type), dialect)
+        if dialect is POSTGRESQL and type(inner) in _NAMED_VALUES:
+            return pa.list_(pa.string())
         if dialect is DUCKDB or not (pa.types.is_nested(inner) or isinstance(inner, pa.BaseExtensionType)):
             return pa.list_(inner)
     if pa.types.is_nested(kind):
@@ -290,6 +297,9 @@ def _write_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray
     if isinstance(have, (pa.UuidType, pa.JsonType)) and pa.types.is_string(kind):
         texts = [None if value is None else str(value) for value in column.to_pylist()]
         return pa.chunked_array([texts], kind)
+    if _is_list(have) and _is_list(kind) and type(have.value_type) in _NAMED_VALUES:
+        rows = [None if row is None else [None if v is None else str(v) for v in row] for row in column.to_pylist()]
+        return pa.chunked_array([rows], kind)
     if pa.types.is_nested(have) and not pa.types.is_nested(kind):
         texts = [None if value is None else orjson.dumps(value, _plain).decode() for value in column.to_pylist()]
         flat = pa.chunked_array([texts], pa.string())

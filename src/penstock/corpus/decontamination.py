@@ -93,6 +93,9 @@ class Decontaminate(CountingTransform):
             names = pa.array(self.sets, pa.string()).take(pa.array(owners, mask=~bad))
             return append(batch, self.into, names)
         self.count(reasons)
+        for number, (reason, rows) in enumerate(reasons.items()):
+            if rows:
+                self.dropped_examples.add(reason, batch, owners == number, self.column)
         return keep_rows(batch, ~bad) if bad.any() else batch
 
     def __getstate__(self) -> dict[str, Any]:

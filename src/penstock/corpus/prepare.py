@@ -29,6 +29,7 @@ from penstock.files.objects import bucket_has, open_bucket
 from penstock.files.ranges.remote_file import InputFile
 from penstock.files.remote import RemotePath
 from penstock.memory import MemoryBudget
+from penstock.metrics.targets import Metrics, MetricsConfig
 from penstock.pipeline import Pipeline, PipelineConfig, Report
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.checkpoint import load_checkpoint
@@ -44,6 +45,8 @@ from penstock.store.manifest import is_store, is_whole, read_manifest
 from penstock.store.shared_files import fetch_store, share_store
 
 LOSSES_NAME = "losses.json"
+EXAMPLES_NAME = "dropped_examples.json"
+"""A few dropped rows for each reason, beside the manifest."""
 _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\w+-(create|append|overwrite)|seen")
 """Names of the files in the directory of an unfinished run."""
@@ -103,6 +106,7 @@ class _Job:
     """Where others may have put the store, and where it is put."""
     engine: Any = None
     """Where the pipeline runs; None: in this process."""
+    metrics: MetricsConfig | None = None
     inputs: _Inputs
     """The files that the key depends on; none for a source given as an object, whose options are not known."""
 
@@ -139,6 +143,7 @@ def prepare(
     progress: Progress | None = None,
     cache: CacheSpec | None = None,
     engine: Any = None,
+    metrics: Metrics = None,
 ) -> Prepared:
     """Make the token store of some files, unless it exists already, made of the same bytes with the same recipe.
 
@@ -150,8 +155,8 @@ def prepare(
     made of an iterator, whose content is not known before it is read, is not recognised again.
     `progress`, given the pipeline, returns a context manager whose value is called with snapshots.
     With a `cache` (its URL, see `open_cache`), a store that another machine has made is fetched, and one that is made
-    here is put there; `mode` has to be "create". `engine="ray"` prepares on a cluster, with the same bytes; see
-    `Pipeline.run`.
+    here is put there; `mode` has to be "create". `engine="ray"` prepares on a cluster, with the same bytes, and
+    `metrics` is where metrics go; see `Pipeline.run`.
     """
     target = output_place(out, "out")
     opened = OpenedRecipe.of(recipe, inputs)
@@ -165,7 +170,15 @@ def prepare(
             "find it; omit cache"
         )
     job = _Job(
-        opened=opened, out=target, mode=mode, config=chosen, budget=budget, cache=shared, inputs=files, engine=engine
+        opened=opened,
+        out=target,
+        mode=mode,
+        config=chosen,
+        budget=budget,
+        cache=shared,
+        inputs=files,
+        engine=engine,
+        metrics=None if metrics is None else MetricsConfig.of(metrics),
     )
     return _make(job, wait_seconds, progress)
 
@@ -381,14 +394,15 @@ def _prepare(job: _Job, progress: Progress | None) -> Prepared:
         resumable = None
     try:
         if progress is None:
-            report = pipeline.run(resumable, engine=job.engine)
+            report = pipeline.run(resumable, engine=job.engine, metrics=job.metrics)
         else:
             with progress(pipeline) as shown:
-                report = pipeline.run(resumable, progress=shown, engine=job.engine)
+                report = pipeline.run(resumable, progress=shown, engine=job.engine, metrics=job.metrics)
     except (BrokenStageError, ChangedFileError):
         job.discard_checkpoint()  # its rows come from a broken stage, or from a mix of two states of a file
         raise
     _write_losses(job.home, lineage.key, report)
+    _write_examples(job.home, lineage.key, steps)
     job.discard_checkpoint()  # last: if the process is killed before, the next call does the rest
     manifest = read_manifest(job.home)
     tokens = (manifest.tokens or 0) - before if not report.resumed else None
@@ -491,7 +505,31 @@ def _write_losses(store: StoreHome, key: str | None, report: Report) -> None:
         "changed": dict(report.changed),
         "bad": {**report.skipped, **report.quarantined},
     }
-    store.write(LOSSES_NAME, orjson.dumps(losses))
+    store.write(LOSSES_NAME, orjson.dumps(losses, option=orjson.OPT_SORT_KEYS))  # not in the order of threads or tasks
+
+
+def _write_examples(store: StoreHome, key: str | None, steps: Steps) -> None:
+    """Write dropped rows that filters of this process have kept; what other processes drop is counted only.
+
+    So a run that was killed and resumed has fewer: the file is for people, and no part of what a store promises.
+    """
+    found: dict[str, list[str]] = {}
+    for transform in steps.transforms:
+        examples = getattr(transform, "dropped_examples", None)
+        found |= examples.all() if examples is not None else {}
+    if found:
+        store.write(EXAMPLES_NAME, orjson.dumps({"key": key, "examples": found}))
+
+
+def drop_examples_of(store: Store) -> dict[str, list[str]]:
+    """Rows that were dropped when a store was prepared, a few for each reason; none if there is no record."""
+    try:
+        facts = orjson.loads(store.home.read(EXAMPLES_NAME))
+        if facts["key"] is None or facts["key"] != store.manifest.key:
+            return {}
+        return {str(reason): [str(row) for row in rows] for reason, rows in facts["examples"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError):
+        return {}
 
 
 def losses_of(store: Store) -> dict[str, int]:
@@ -502,6 +540,17 @@ def losses_of(store: Store) -> dict[str, int]:
 def bad_rows_of(store: Store) -> dict[str, int]:
     """Bad rows that were skipped or quarantined when a store was prepared, by reason; none if there is no record."""
     return _record(store, "bad") or {}
+
+
+def loss_record(store: Store) -> dict[str, Any] | None:
+    """Everything that was written about dropped, changed and bad rows of a store; None if there is no record.
+
+    `examples` has a few rows for each reason of a filter, as text.
+    """
+    kinds = {kind: _record(store, kind) for kind in ("rows", "tokens", "changed", "bad")}
+    if all(record is None for record in kinds.values()):
+        return None
+    return {kind: record or {} for kind, record in kinds.items()} | {"examples": drop_examples_of(store)}
 
 
 def _record(store: Store, what: str) -> dict[str, int] | None:

@@ -61,9 +61,11 @@ class FirstPasses:
     def run(self, work: JobWork, phase: int, run_tasks: Callable[[list[Task]], Any], learn: Callable[[], None]) -> None:
         """Find out what the tasks of a phase need to know."""
         source = self._pipeline.source
+        begins = self.pending and not self.names
         if self._types:
             self._types = False
             self._take(TYPES, work, lambda: self._learn_types(work, run_tasks))
+        if begins:
             self._learn_columns(work, learn)
         stages = self._plan.stages()
         in_phase = {id(transform) for transform in self._plan.phases[phase].transforms}

@@ -129,7 +129,8 @@ class JobWork:
     def _task_config(self, lines: Path) -> PipelineConfig:
         """The number of bad rows is checked over all tasks; to name the one that was too many, it must be known."""
         config = replace(self.config, max_failures=None, max_failure_ratio=None)
-        if config.on_error == "quarantine" or (config.on_error == "skip" and self.config.max_failures is not None):
+        limited = self.config.max_failures is not None or self.config.max_failure_ratio is not None
+        if config.on_error == "quarantine" or (config.on_error == "skip" and limited):
             return replace(config, on_error="quarantine", quarantine=lines)
         return config
 

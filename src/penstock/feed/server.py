@@ -50,6 +50,9 @@ from penstock.loaders.loader_file import LoaderConfig
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.preferences.engine import PreferenceEngine
 from penstock.memory import LRUCache, MemoryBudget
+from penstock.metrics.readings import Readings
+from penstock.metrics.targets import Metrics, MetricsConfig
+from penstock.metrics.watch import MetricsWatch
 from penstock.order.edits import edit_from_json
 from penstock.order.plan import Plan
 from penstock.order.positions import Position, Step
@@ -91,6 +94,7 @@ class FeedServer:
     Batches are made ahead for every connected client, in at most `budget` bytes, half of which hold batches that
     several clients read. A client that is slow delays no other. `defaults` are options of the clients' loaders
     (`backend`, `world_size` and others) that they may override. An address other than the loopback needs a `token`.
+    `metrics` is where metrics go; see docs/metrics.md.
     """
 
     def __init__(
@@ -103,7 +107,9 @@ class FeedServer:
         tls: TLSFiles | None = None,
         budget: MemoryBudget | int | str = "1 GiB",
         defaults: Mapping[str, Any] | None = None,
+        metrics: Metrics = None,
     ) -> None:
+        watched = None if metrics is None else MetricsConfig.of(metrics)
         self._service = _Service(loader, MemoryBudget.of(budget), defaults or {})
         if not is_loopback(host) and not token:
             raise ConfigError(
@@ -128,6 +134,9 @@ class FeedServer:
         self._flight.service = self._service
         self._stopped = threading.Event()
         self._owned: DataLoader | None = None
+        self._watch: MetricsWatch | None = None
+        if watched is not None:
+            self._watch = watched.watch("feed", "FeedServer", self._service.readings, description=self.address)
 
     @classmethod
     def of_config(cls, config: LoaderConfig, **given: Any) -> Self:
@@ -164,6 +173,10 @@ class FeedServer:
         plan = self._service.plan
         return {"plan": plan.fingerprint, "sources": list(plan.names), "version": __version__}
 
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the server under the names that exporters use: clients, requests, messages, bytes, budget."""
+        return self._service.readings()
+
     def wait(self) -> None:
         """Serve until `close` is called, by another thread or a signal handler."""
         while not self._stopped.wait(1.0):  # in pieces, since a signal interrupts no endless wait on Windows
@@ -178,6 +191,8 @@ class FeedServer:
         if self._service.closing:
             return
         self.stop()
+        if self._watch is not None:
+            self._watch.end()
         self._service.closing = True
         ending = threading.Thread(target=self._flight.shutdown, name="penstock-shutdown", daemon=True)
         ending.start()
@@ -230,6 +245,26 @@ class _Service:
         self._edits = [edit.to_json() for edit in engine.plan.edits]
         self._defaults = {name: value for name, value in defaults.items() if value is not None}
         self.closing = False
+        self._counting = threading.Lock()
+        self._clients = self._requests = self._messages_sent = self._bytes_sent = 0
+
+    def readings(self) -> Readings:
+        """Metrics by name."""
+        return {
+            "penstock_feed_clients": self._clients,
+            "penstock_feed_requests_total": self._requests,
+            "penstock_feed_messages_total": self._messages_sent,
+            "penstock_feed_bytes_total": self._bytes_sent,
+            "penstock_feed_budget_used_bytes": self._budget.used,
+            "penstock_feed_budget_limit_bytes": self._budget.limit,
+        }
+
+    def _count(self, *, clients: int = 0, requests: int = 0, nbytes: int | None = None) -> None:
+        with self._counting:
+            self._clients += clients
+            self._requests += requests
+            self._messages_sent += nbytes is not None
+            self._bytes_sent += nbytes or 0
 
     @property
     def plan(self) -> Plan:
@@ -375,6 +410,7 @@ class _Service:
             make(), _LOOK_AHEAD_BLOCKS, budget=self._budget, size=lambda message: message.nbytes, always_one=True
         )
         sent = time.monotonic()
+        self._count(clients=1, requests=1)
         try:
             while not self.closing:
                 if not ahead.wait(_POLL_SECONDS):
@@ -386,6 +422,7 @@ class _Service:
                 if message is None:
                     yield tuple(ending(columns))
                     return
+                self._count(nbytes=message.nbytes)
                 yield tuple(message)
                 del message
                 sent = time.monotonic()
@@ -396,6 +433,7 @@ class _Service:
                 log.exception("a request failed")
             yield tuple(failure(error, columns))
         finally:
+            self._count(clients=-1)
             ahead.stop()
 
     def close(self) -> None:

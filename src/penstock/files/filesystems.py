@@ -21,10 +21,13 @@ if TYPE_CHECKING:
 Answer = TypeVar("Answer")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?=://)")  # at least two letters: one is a drive on Windows
 _PASSWORD = re.compile(
-    r"(?P<user>://[^/@:]*:)[^/@]+(?=@)|(?i:(?P<key>[?&][\w-]*(?:password|passwd|pwd|secret|token|signature|sig|key|"
-    r"credential|auth|session|jwt)=))[^&]+"
+    r"(?P<user>://(?:(?!\[)[^/@:]+:(?!:|\d+(?:[/?#,]|$))|:))[^@]*(?:@[^/@]*)*(?=@)|(?P<web>https?://)[^/@:?#]+(?=@)|"
+    r"(?i:(?P<key>[?&][\w-]*(?:password|passwd|pwd|secret|token|signature|sig|key|credential|auth|session|jwt)=))[^&]+"
 )
-"""`user:password@`, and the options of a query that are called like one."""
+"""`user:password@`, `token@` of web servers, and the options of a query that are called like one.
+
+A password may have `@` and `/` in it, as secret keys of S3 do: only a number up to a `/` is a port.
+"""
 _ARROW_SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 _WEB = ("http", "https")
 ANSWER_SECONDS = 60.0
@@ -42,7 +45,7 @@ def is_remote(path: PathLike) -> bool:
 
 def shown(url: PathLike) -> str:
     """The URL for messages: without a password."""
-    return _PASSWORD.sub(lambda found: f"{found['user'] or found['key']}***", os.fspath(url))
+    return _PASSWORD.sub(lambda found: f"{found['user'] or found['web'] or found['key']}***", os.fspath(url))
 
 
 def has_password(url: PathLike) -> bool:
@@ -363,7 +366,9 @@ def beside(place: Path | str, prefix: str = "", suffix: str = "") -> Path | str:
 def name_of(place: PathLike) -> str:
     """The last part of a path or URL, without a query."""
     text = os.fspath(place)
-    return cut(text)[0].rstrip("/").rpartition("/")[2] if is_object_url(text) else Path(text).name
+    if is_object_url(text):
+        return cut(text)[0].rstrip("/").rpartition("/")[2]
+    return Path(text if local_or_none(text) is not None else text.partition("?")[0]).name
 
 
 def shown_place(place: Path | str) -> str:

@@ -121,3 +121,10 @@ def naming_repository(name: str, kind: str, revision: str | None) -> Iterator[No
         raise ConfigError(f"{what} cannot be fetched: {reason}") from error
     except OSError as error:
         raise ConfigError(f"{what} cannot be fetched from {place}: {error}") from error
+    except Exception as error:
+        if not type(error).__module__.startswith(("http", "requests")):  # the Hub's client lets those of its own pass
+            raise
+        raise ConnectionError(
+            f"{what} cannot be fetched: {place} cannot be reached ({type(error).__name__}: {error}); check the "
+            "network, or set HF_ENDPOINT to a mirror"
+        ) from error

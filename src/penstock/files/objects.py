@@ -106,6 +106,13 @@ def open_bucket(url: PathLike, *, retry_seconds: float | None = None) -> tuple[B
         raise ConfigError(f"{shown(text)!r} is no URL of an object store; expected {known}")
     path, query = cut(text)
     root, _, key = path.partition("://")[2].partition("/")
+    if ":" in root and "@" not in root:
+        raise ConfigError(
+            f"{scheme_of(text)}:// is followed by a user and half of a password, or by a bucket with a colon in its "
+            "name, which there is none of; in a URL, write / in a password as %2F, and ? as %3F"
+        )
+    if {"", ".", ".."} & {*key.strip("/").split("/")[:-1]} or key.strip("/").rpartition("/")[2] in (".", ".."):
+        raise ConfigError(f"{shown(text)!r}: a key has no empty part, '.' or '..' between its slashes; leave them out")
     bucket = _bucket(scheme_of(text), root, query.removeprefix("?"), _environment_mark(), retry_seconds)
     return bucket, key.strip("/")
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
@@ -30,6 +31,8 @@ from penstock.fsqueue.members import QueueKeywords, QueueMember, QueueOptions, c
 from penstock.fsqueue.ordered_reader import OrderedReader
 from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.split_reader import QueueReader, ReadCounts, SplitFiles, check_queue_state
+from penstock.fsqueue.status import look, queue_readings
+from penstock.metrics.readings import Readings, key_of
 
 _STATE = StateFormat("queue splits", "a DatasetConsumer")
 
@@ -77,6 +80,7 @@ class DatasetConsumer:
         self._backend = get_backend(backend)
         self._member = QueueMember.consumer(self._queue, order, self.rank, self.options)
         self._readers: dict[str, QueueReader] = {}
+        self._member.readings = partial(_readings, self._queue, self._readers)
         # A consumer that is dropped without close(), as in a notebook, must release its rank.
         self._release = weakref.finalize(self, _release, self._member, self._readers)
         self._release.atexit = False
@@ -144,6 +148,10 @@ class DatasetConsumer:
     def counts(self, split: str = "train") -> ReadCounts:
         """Batches delivered, redelivered, lost and skipped so far, and seconds of waiting."""
         return self._reader(split).counts
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the queue and of this consumer, under the names that exporters use; lists the queue."""
+        return _readings(self._queue, self._readers)
 
     def state_dict(self) -> dict[str, Any]:
         """Position in every split that was read from; plain and small.
@@ -265,6 +273,23 @@ def open_reader(split: SplitFiles, order: str, rank: Rank, on_commit: bool) -> Q
     if order == "strict":
         return OrderedReader(split, rank, on_commit=on_commit)
     return ClaimingReader(split, on_commit=on_commit)
+
+
+def _readings(queue: Queue, readers: Mapping[str, QueueReader]) -> Readings:
+    """Metrics of a queue, and of the readers of one consumer."""
+    found = queue_readings(look(queue))
+    for split, reader in list(readers.items()):
+        counts = reader.counts
+        values = {
+            "batches": counts.delivered,
+            "wait_seconds": counts.waited_seconds,
+            "redelivered_batches": counts.redelivered,
+            "lost_files": counts.lost,
+            "skipped_batches": counts.skipped,
+        }
+        for name, value in values.items():
+            found[key_of(f"penstock_queue_member_{name}_total", split=split)] = value
+    return found
 
 
 def _unpickle(queue_dir: PathLike, keywords: Mapping[str, Any]) -> DatasetConsumer:

@@ -27,6 +27,9 @@ from penstock.files.atomic import naming, read_regular
 from penstock.fsqueue.layout import Member, rename
 from penstock.fsqueue.leases import SHORTEST_LEASE, LeaseReaper, MemberWatch, heartbeat_seconds, is_expired
 from penstock.fsqueue.queue import Queue
+from penstock.metrics.readings import Readings
+from penstock.metrics.targets import Metrics, MetricsConfig
+from penstock.metrics.watch import MetricsWatch
 from penstock.pipeline.control import PeriodicThread
 
 logger = logging.getLogger(__name__)
@@ -42,6 +45,7 @@ class QueueKeywords(TypedDict, total=False):
     timeout_seconds: float | None
     poll_seconds: float | None
     durable: bool
+    metrics: Metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +60,8 @@ class QueueOptions:
     """Pause between two listings while waiting; None: short at first, then longer."""
     durable: bool = False
     """Flush published files to disk, so that they survive a power failure; some milliseconds each."""
+    metrics: Metrics = None
+    """Where metrics of the queue and of this member go; see docs/metrics.md."""
 
     def __post_init__(self) -> None:
         if not SHORTEST_LEASE <= self.lease_seconds < math.inf:
@@ -64,6 +70,8 @@ class QueueOptions:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} must be positive, or None, got {value!r}")
+        if self.metrics is not None:
+            object.__setattr__(self, "metrics", MetricsConfig.of(self.metrics))
 
     @classmethod
     def of(
@@ -168,6 +176,9 @@ class QueueMember:
         self._name: str | None = None
         self._renewed_at = clock()
         self._process = os.getpid()
+        self.readings: Callable[[], Readings] | None = None
+        """Metrics of the queue and of this member, if somebody may want them."""
+        self._metrics_watch: MetricsWatch | None = None
         self._heartbeat = PeriodicThread(heartbeat_seconds(self.lease_seconds), self.beat, name=f"penstock-{self.id}")
 
     @classmethod
@@ -216,6 +227,11 @@ class QueueMember:
         with self.queue.guarded():
             self._enter()
         self._heartbeat.start()
+        metrics = self.options.metrics
+        if self.readings is not None and isinstance(metrics, MetricsConfig):
+            name, rank = str(self.facts.get("role", "member")), self.facts.get("rank")
+            description = f"{name} of {self.queue.path}"
+            self._metrics_watch = metrics.watch("queue", name, self.readings, description=description, rank=rank)
         return self
 
     def beat(self) -> None:
@@ -242,6 +258,8 @@ class QueueMember:
 
     def leave(self) -> None:
         """Become invisible; a second call does nothing."""
+        if self._metrics_watch is not None:
+            self._metrics_watch.end()
         self._heartbeat.stop()
         name, self._name = self._name, None
         if name is not None:

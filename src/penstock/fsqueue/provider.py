@@ -42,6 +42,8 @@ from penstock.fsqueue.members import Backoff, QueueKeywords, QueueMember, QueueO
 from penstock.fsqueue.provider_code import code_of
 from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Description, Queue, schema_of
+from penstock.fsqueue.status import look, queue_readings
+from penstock.metrics.readings import key_of
 from penstock.types import Field, Schema
 
 PROVIDER_FILE = "prepare_streaming.py"
@@ -120,7 +122,8 @@ class DataProviderBase(ABC):
         self.batch_index = 0
         """Number k of the batch that `sample_batch` makes."""
         self._columns: BatchColumns | None = None
-        self._stopping = False
+        self._stopping = self._paused = False
+        self._filling: tuple[Queue, Mapping[str, Publisher]] | None = None
 
     @abstractmethod
     def build_meta(self) -> dict[str, Any]:
@@ -167,6 +170,8 @@ class DataProviderBase(ABC):
             for split, share in self.proportions.items()
             if share > 0
         }
+        self._filling = queue, publishers
+        member.readings = self.metrics
         with queue.guarded():
             member.join()
             try:
@@ -175,6 +180,18 @@ class DataProviderBase(ABC):
                 return self._fill(member, publishers, on_progress)
             finally:
                 member.leave()
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the queue and of this provider, under the names that exporters use; empty before `run`."""
+        if self._filling is None:
+            return {}
+        queue, publishers = self._filling
+        found = queue_readings(look(queue))
+        for split, publisher in publishers.items():
+            found[key_of("penstock_queue_member_batches_total", split=split)] = publisher.batches
+        found["penstock_queue_member_bytes_total"] = sum(publisher.bytes for publisher in publishers.values())
+        found["penstock_queue_member_paused"] = float(self._paused)
+        return found
 
     def stop(self) -> None:
         """Make `run` return after the current file. Safe to call from a signal handler."""
@@ -229,9 +246,10 @@ class DataProviderBase(ABC):
                 if all(publisher.ended for publisher in publishers.values()):
                     break
                 backoff = backoff or Backoff(None, longest_seconds=_LONGEST_PAUSE)
+                self._paused = True
                 backoff.pause()
             else:
-                backoff = None
+                backoff, self._paused = None, False
                 self._publish(*chosen)
             if on_progress is not None and time.monotonic() - reported >= _PROGRESS_SECONDS:
                 reported = time.monotonic()

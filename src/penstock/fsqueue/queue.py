@@ -93,6 +93,15 @@ class Queue:
 
         Empty directories that are missing (git drops them) are created again.
         """
+        queue = cls.read(path)
+        for directory in (queue.members, *(queue.split(split).cursors for split in queue.description.splits)):
+            with contextlib.suppress(OSError):  # a queue on a read-only disk can still be looked at
+                directory.mkdir(exist_ok=True)
+        return queue
+
+    @classmethod
+    def read(cls, path: PathLike) -> Self:
+        """The same, for somebody who only looks: nothing is created."""
         path = require_local(path, "a queue")
         if not path.is_dir():
             raise QueueNotFoundError(
@@ -115,13 +124,9 @@ class Queue:
                 f"that made it, or {how_to_purge(path)}"
             )
         try:
-            queue = cls._from_facts(path, facts)
+            return cls._from_facts(path, facts)
         except (KeyError, TypeError, ValueError) as error:
             raise StaleQueueError(f"{path / QUEUE_FILE} was changed by hand ({error}); {how_to_purge(path)}") from None
-        for directory in (queue.members, *(queue.split(split).cursors for split in queue.description.splits)):
-            with contextlib.suppress(OSError):  # a queue on a read-only disk can still be looked at
-                directory.mkdir(exist_ok=True)
-        return queue
 
     @classmethod
     def _from_facts(cls, path: Path, facts: Mapping[str, Any]) -> Self:

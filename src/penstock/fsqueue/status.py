@@ -20,6 +20,7 @@ from penstock.fsqueue.layout import QueueFile, RankCursor, list_cursors, list_me
 from penstock.fsqueue.leases import is_expired
 from penstock.fsqueue.members import facts_of
 from penstock.fsqueue.queue import QUEUE_FILE, Queue
+from penstock.metrics.readings import Readings, key_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +166,32 @@ def look(queue: Queue) -> Status:
         )
 
 
+def queue_readings(status: Status) -> Readings:
+    """Metrics of a queue by name: backlog, leases and members."""
+    found: Readings = {}
+    for split in status.splits:
+        values = {
+            "ready_files": split.ready_files,
+            "ready_batches": split.ready_batches,
+            "ready_bytes": split.ready_bytes,
+            "leased_files": split.taken_files,
+            "leased_batches": split.taken_batches,
+            "aside_files": split.aside_files,
+            "returned_files": split.returned_files,
+            "oldest_seconds": split.oldest_seconds or 0.0,
+            "published_batches_total": split.made_batches,
+            "delivered_batches_total": split.gone_batches,
+        }
+        for name, value in values.items():
+            found[key_of(f"penstock_queue_{name}", split=split.name)] = value
+    for role in ("provider", "consumer"):
+        members = [member for member in status.members if member.role == role]
+        alive = sum(member.seems_alive for member in members)
+        found[key_of("penstock_queue_members", role=role, state="alive")] = alive
+        found[key_of("penstock_queue_members", role=role, state="stale")] = len(members) - alive
+    return found
+
+
 def find_queue(place: PathLike) -> Path:
     """Path of the queue of a place: a queue, the directory of a dataset that has one, or a config file."""
     place = require_local(place, "a queue")
@@ -202,12 +229,18 @@ def _split_status(queue: Queue, name: str) -> SplitStatus:
         max((max(0.0, time.time() - found.st_mtime) for found in stats), default=None),
         made if end is None else min(made, end),
         end,
-        sorted(list_cursors(directory.cursors), key=lambda cursor: (cursor.world, cursor.rank)),
+        sorted(_cursors(directory.cursors), key=lambda cursor: (cursor.world, cursor.rank)),
     )
 
 
+def _cursors(directory: Path) -> list[RankCursor]:
+    return list_cursors(directory) if directory.is_dir() else []  # git drops empty directories
+
+
 def _members(queue: Queue) -> list[MemberStatus]:
-    found = []
+    found: list[MemberStatus] = []
+    if not queue.members.is_dir():
+        return found
     for member in list_members(queue.members).values():
         facts = facts_of(queue.members, member)
         stat = _stat(queue.members / member.name)

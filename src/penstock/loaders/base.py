@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import weakref
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -13,6 +14,7 @@ from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 import numpy as np
 
 from penstock._forks import check_process
+from penstock.arrays.truncation import Truncation
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.context import ContextSlice
 from penstock.batching.device import DeviceTransfer
@@ -20,9 +22,12 @@ from penstock.batching.options import Options, show_options
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError
 from penstock.loaders.adapters import BatchKey, EpochIterator, EpochSampler, batch_of, called_by_torch, refuse
+from penstock.loaders.counters import LoaderCounters
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.profile import Profile
 from penstock.loaders.source import LoaderSource
+from penstock.metrics.targets import MetricsConfig
+from penstock.metrics.watch import MetricsWatch
 from penstock.order.plan import Plan
 from penstock.pipeline.event_loop import AsyncBatches, CallThread
 from penstock.pipeline.prefetch import ReadAhead
@@ -98,7 +103,10 @@ class DataLoader:
     _closed = False
     _profile: Profile | None = None
     _calls: CallThread | None = None
+    _counters: LoaderCounters | None = None
+    _metrics_watch: MetricsWatch | None = None
     _context: ContextSlice | None = None
+    _metrics_kind = "loader"
 
     def __init_subclass__(
         cls, options: tuple[type[Any], ...] = (), without: Collection[str] = (), **keywords: Any
@@ -135,13 +143,15 @@ class DataLoader:
         The last batch of an epoch has the samples that are left. A `batch_size` larger than an epoch is an error.
         """
         self._check_ready()
-        profile = self._profile
+        profile, counters = self._profile, self._watched()
         if profile is not None:
             profile.wait()
+        counters.request()
         self._leave_loop()
         made, following = self._engine.one(self._position, None if batch_size is None else _integer(batch_size))
         batch = DeviceTransfer(self.options, self._context).move(made)
         self._move(following)
+        counters.deliver(batch)
         if profile is not None:
             profile.deliver(batch)
         return batch
@@ -329,6 +339,49 @@ class DataLoader:
             raise ConfigError("profiling is not enabled; call enable_profiling() and loop over the loader first")
         return self._profile.results(**self._profile_facts())
 
+    # Metrics
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of this process under the names that exporters use: steps, tokens, waiting, padding, mixture.
+
+        Any thread may ask, at any time; see docs/metrics.md. Without a batch so far, and for a loader of your own, the
+        dict is empty. Batches that worker processes of torch make are not counted.
+        """
+        counters = self._counters
+        found = {} if counters is None or self._engine is None else counters.readings()
+        return found | self._more_metrics() if found else found
+
+    def _more_metrics(self) -> dict[str, float]:
+        """Metrics of the position, the prefetching and the budget."""
+        found: dict[str, float] = {"penstock_loader_step": self.step, "penstock_loader_epoch": self.epoch}
+        prefetcher, budget = self._prefetcher, self.options.memory
+        if prefetcher is not None:
+            found["penstock_loader_prefetched_batches"] = prefetcher.ready
+        if budget is not None:
+            for name in ("used", "limit", "peak"):
+                found[f"penstock_loader_budget_{name}_bytes"] = getattr(budget, name)
+        return found
+
+    def _watched(self) -> LoaderCounters:
+        """Counters of this process; the first time, exporters begin too."""
+        if self._counters is None:
+            self._counters = LoaderCounters(_cuts_of(self._engine))
+            config = self.options.metrics
+            if isinstance(config, MetricsConfig):
+                self._metrics_watch = self._watch_metrics(config)
+                self._counters.spans = self._metrics_watch.spans
+        return self._counters
+
+    def _watch_metrics(self, config: MetricsConfig) -> MetricsWatch:
+        loader = weakref.ref(self)  # a loader that is forgotten must not live as long as its watch
+
+        def read() -> dict[str, float] | None:
+            here = loader()
+            return None if here is None or here._closed else here.metrics()
+
+        kind = self._metrics_kind
+        return config.watch(kind, type(self).__name__, read, description=repr(self), rank=self.rank.rank)
+
     def _watch(self, profile: Profile | None) -> None:
         """Hook for loaders whose engines measure their own stages."""
 
@@ -342,6 +395,8 @@ class DataLoader:
         """Stop prefetching and close the files. A second call does nothing."""
         if self._engine is not None and not self._closed:
             self._loops += 1
+            if self._metrics_watch is not None:
+                self._metrics_watch.end()
             try:
                 self._end_prefetch()
             finally:
@@ -352,11 +407,14 @@ class DataLoader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if error is not None and self._metrics_watch is not None:
+            self._metrics_watch.end("failed", error)
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
         """State for worker processes, without what runs in this one."""
         running = {"_prefetcher": None, "_profile": None, "_loop": None, "_calls": None}
+        running |= {"_counters": None, "_metrics_watch": None}
         return self.__dict__ | (running if self._engine is not None else {})
 
     def __repr__(self) -> str:
@@ -379,12 +437,13 @@ class DataLoader:
 
         With a `receiver` another thread receives the batches.
         """
-        process = os.getpid()
+        process, counters = os.getpid(), self._watched()
         while True:
             moves, edits = self._moves, self._edits
             profile = self._profile
             if profile is not None:
                 profile.wait()
+            counters.request()
             # Here, in the thread that uses the batches.
             transfer = receiver or DeviceTransfer(self.options, self._context)
             made = transfer.send_all(self._engine.batches(self._position))
@@ -402,11 +461,13 @@ class DataLoader:
                     self._position, epoch = following, batch.metadata["epoch"]
                     if self._profile is not None:
                         self._profile.deliver(batch)
+                    counters.deliver(batch)
                     yield batch
                     del batch
                     check_process(process, "this loop over a loader")
                     if self._profile is not None:
                         self._profile.wait()
+                    counters.request()
                     if self._loops != loop:
                         raise RuntimeError(
                             "this loop is over: the loader was closed, or another loop over it began; use one loader "
@@ -419,6 +480,7 @@ class DataLoader:
                     return
             finally:
                 prefetcher.stop()
+                counters.stop()
                 if self._profile is not None:
                     self._profile.stop()
             if self._moves == moves and self.epoch != epoch:
@@ -490,6 +552,11 @@ class _Prefetcher:
             self._begin(_PREFETCH)
         return item
 
+    @property
+    def ready(self) -> int:
+        """Batches that are prepared."""
+        return 0 if self._ahead is None else self._ahead.ready
+
     def stop(self) -> None:
         """End without waiting for the batch in progress."""
         if self._ahead is not None:
@@ -519,6 +586,20 @@ def _with_fields(made: Generator[Made, None, None]) -> Generator[Made, None, Non
     finally:
         with suppress(ValueError):  # the thread that stops the loop is closing it
             made.close()
+
+
+def _cuts_of(engine: Engine) -> list[tuple[Truncation, Any] | None]:
+    """Truncation and row lengths of each source of a plan; None for those that cut nothing off."""
+    if type(engine) is not PlanEngine:  # those of preferences cut each side by itself
+        return []
+    found: list[tuple[Truncation, Any] | None] = []
+    for source in engine.sources:
+        order = source.plan_source.order
+        cut = getattr(order, "truncation", None)
+        if cut is not None and (cut.max_length is None or cut.policy not in ("left", "right")):
+            cut = None
+        found.append(None if cut is None else (cut, order.table.lengths))
+    return found
 
 
 def _integer(value: int, least: int = 1) -> int:

@@ -198,6 +198,21 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
     return LoaderConfig(str(path), tree["loader"], tree, tree.get("epochs") or 1)
 
 
+def open_rank(config: LoaderConfig, rank: int = 0, **more: Any) -> DataLoader:
+    """The loader of one planned data rank. The default backend is NumPy, which is always installed.
+
+    Ranks that share samples are not told apart, and sequences are whole.
+    """
+    place = {"rank": rank, "world_size": planned_world(config), "model_parallel_size": 1}
+    alone = {"dp": None, "cp": 1, "tp": 1, "pp": 1, "context": None}
+    return config.open(**{"backend": config.arguments.get("backend") or "numpy", **place, **alone, **more})
+
+
+def planned_world(config: LoaderConfig) -> int:
+    """Data ranks that a file is planned for."""
+    return int(config.arguments.get("world_size") or config.arguments.get("dp") or 1)
+
+
 def keys_of(kind: Any) -> list[str]:
     """The valid keys of a file for a kind of loader; for an unknown kind, those of all."""
     loaders = [LOADERS[kind]] if isinstance(kind, str) and kind in LOADERS else LOADERS.values()

@@ -26,7 +26,8 @@ from penstock.store.shards import Verify
 log = logging.getLogger(__name__)
 
 _MOST_BYTES = 256 << 20
-"""Bytes that are requested ahead at most; a quarter of the cache, if that is less."""
+"""Bytes that are requested ahead at most; an eighth of the cache, if that is less: more would push out what a later
+window uses again."""
 _MOST_BLOCKS = 32
 _told: set[tuple[str, ...]] = set()
 
@@ -44,7 +45,7 @@ class LookAhead:
         self._process = 0
         shards = {id(store.bucket): store.bucket for table in tables for store in table.stores}
         self._shards = [found for found in shards.values() if found is not None]
-        self._bytes = min([_MOST_BYTES, *(found.cache_bytes // 4 for found in self._shards)])
+        self._bytes = min([_MOST_BYTES, *(found.cache_bytes // 8 for found in self._shards)])
         self._ranges: dict[int, RowRanges | None] = {}
 
     def row_ranges(self, number: int) -> RowRanges | None:

@@ -131,7 +131,7 @@ def _stream_mixture(
     return StreamMixEngine({name: source._engine for name, source in named.items()}, options, schedule, stopping)
 
 
-_ALWAYS_USED = frozenset({"budget", "device", "pin_memory", "prefetch"})
+_ALWAYS_USED = frozenset({"budget", "device", "metrics", "pin_memory", "prefetch"})
 """Options that apply to batches of any origin."""
 
 

@@ -33,6 +33,7 @@ from penstock.loaders.samples.schema import Objective
 from penstock.loaders.source import LoaderSource, pad_id_of
 from penstock.loaders.tuner import LoaderTuner, LoaderTuning, TunerSetting
 from penstock.memory import MemoryBudget
+from penstock.metrics.targets import Metrics
 from penstock.order.plan import Plan, PlanSource
 from penstock.order.sample_orders import BucketOrder, Order, RowOrder
 
@@ -148,6 +149,7 @@ class MLXLoaderConfig(SampleFormat, SampleWorkers, SampleOutput):
     )
     rank: int | None = option(None, "data rank of this process; by default that of torch.distributed or the launcher")
     world_size: int | None = option(None, "number of data ranks, together with `rank`")
+    metrics: Metrics = option(None, "where metrics go: prometheus://:9464, a path, or others; see docs/metrics.md")
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():
@@ -191,6 +193,7 @@ class MLXLoaderConfig(SampleFormat, SampleWorkers, SampleOutput):
             pin_memory=self.pin_memory is not False and self.backend == "torch",
             backend=self.backend,
             budget=self.budget,
+            metrics=self.metrics,
         )
 
 

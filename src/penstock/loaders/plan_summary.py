@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -16,9 +15,9 @@ from penstock.batching.backends import BACKENDS
 from penstock.batching.collate import BatchLayout
 from penstock.batching.supervision import Supervision
 from penstock.corpus.prepare import losses_of
-from penstock.distributed.sharding import Balanced, Contiguous, Sharding, shares_of
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
+from penstock.loaders.rank_costs import Imbalance, RankCosts
 from penstock.order.edits import Ban, Skip
 from penstock.order.sample_orders import Order
 from penstock.order.samples import Samples
@@ -29,8 +28,8 @@ Ints = npt.NDArray[np.int64]
 _ROWS_AT_ONCE = 1 << 18
 _PREFETCH = 2
 """Prefetched batches, if the loader decides by itself."""
-_COSTED_STEPS, _COSTED_SAMPLES = 256, 1 << 15
-"""Most steps and samples that are sharded to measure the imbalance of ranks: below a second."""
+_COUNTED_WINDOWS = 4
+"""Windows from which the length of an epoch is estimated."""
 
 
 @dataclass(slots=True)
@@ -66,24 +65,6 @@ class SourceSummary:
     supervised: int = 0
     share: float = 0.0
     """Share of all tokens."""
-
-
-@dataclass(slots=True)
-class Imbalance:
-    """Cost of the slowest rank over the mean of all ranks: 1.25 means that ranks wait a fifth of the time.
-
-    Maxima and means are added up over the first steps of the plan. The cost is that of a `Balanced` sharding: documents
-    of packed rows count each by itself.
-    """
-
-    sharding: str
-    """Sharding of the loader; `balanced` if that is contiguous."""
-    contiguous: float
-    """With contiguous parts, which is the default."""
-    balanced: float
-    """With `sharding`."""
-    steps: int
-    """Number of steps that were measured."""
 
 
 @dataclass(slots=True)
@@ -147,7 +128,7 @@ def summarize_plan(
             f"{loader!r} has two sequences a row, chosen and rejected, and a summary counts one; an epoch has "
             f"{loader.plan.steps_in(0)} steps"
         )
-    counter = _Counter(loader, backend or loader.options.backend)
+    counter = PlanCounter(loader, backend)
     whole = epochs * loader.sources[0].inputs.table.tokens if len(loader.sources) == 1 else None
     done = tokens = 0
     for chunk in step_chunks(loader.plan, epochs, steps):
@@ -159,19 +140,33 @@ def summarize_plan(
     return counter.result(epochs if loader.plan.schedule is None and steps is None else None)
 
 
-class _Counter:
-    """Sums, chunk by chunk."""
+@dataclass(frozen=True, slots=True)
+class DeliveredSteps:
+    """Steps without skipped ones and banned rows: `numbers[i]` holds the samples `bounds[i]` to `bounds[i + 1]`."""
 
-    def __init__(self, loader: DataLoader, backend: str) -> None:
+    numbers: Ints
+    bounds: Ints
+    samples: Samples
+    sources: Ints
+    """Source of each part."""
+    slots: Ints
+    """Places for tokens, (steps, ranks)."""
+
+
+class PlanCounter:
+    """Sums over the steps of a plan, chunk by chunk. `backend` is that of the batches, if not the loader's."""
+
+    def __init__(self, loader: DataLoader, backend: str = "") -> None:
         self._plan, self._sources = loader.plan, loader.sources
         self._layout: BatchLayout = loader.sources[0].layout
-        self._world_size, self._backend, self._prefetch = loader.rank.world_size, backend, loader.options.prefetch
+        self._world_size, self._prefetch = loader.rank.world_size, loader.options.prefetch
+        self._backend = backend or loader.options.backend
         self._supervision = [Supervision(source.inputs.table) for source in loader.sources]
         self._orders: list[Order] = [source.order for source in loader.plan.sources]
         self._drawn = np.zeros(len(self._orders), np.int64)
         self._room = self._packed = self._most_slots = 0
         self._lost: Counter[str] = Counter()
-        self._costs = _RankCosts(loader.options.sharding_strategy, self._world_size)
+        self.costs = RankCosts(loader.options.sharding_strategy, self._world_size)
         self._summary = PlanSummary(
             plan=self._plan.fingerprint,
             edits=len(self._plan.edits),
@@ -184,13 +179,14 @@ class _Counter:
             ],
         )
 
-    def add(self, chunk: StepChunk) -> None:
+    def add(self, chunk: StepChunk) -> DeliveredSteps | None:
+        """Count a chunk; returns what is delivered of it, or None for samples that fill no batch."""
         self._drawn += chunk.drawn(len(self._orders))
         if chunk.left_over:
             self._lost["fills no batch (drop_last)"] += chunk.samples.tokens
-            return
+            return None
         epoch, found = self._epoch(chunk.epoch), self._summary
-        samples, sources, bounds = self._delivered(chunk, epoch)
+        samples, sources, bounds, numbers = self._delivered(chunk, epoch)
         sizes = samples.sizes()
         slots = self._slots(samples, sizes, bounds)
         epoch.steps += len(bounds) - 1
@@ -201,7 +197,8 @@ class _Counter:
         found.documents += len(samples.rows)
         found.longest_sample = max(found.longest_sample, int(sizes.max(initial=0)))
         self._count_sources(samples, sources)
-        self._costs.add(samples, bounds)
+        self.costs.add(samples, bounds, numbers)
+        return DeliveredSteps(numbers, bounds, samples, sources, slots)
 
     def _epoch(self, number: int) -> EpochSummary:
         epochs = self._summary.epochs
@@ -209,8 +206,12 @@ class _Counter:
             epochs.append(EpochSummary(epoch=len(epochs)))
         return epochs[number]
 
-    def result(self, passes: int | None) -> PlanSummary:
-        """Summary of all chunks. `passes` over each source, if known, saves planning the source again."""
+    def result(self, passes: int | None, *, bounded: bool = False) -> PlanSummary:
+        """Summary of all chunks. `passes` over each source, if known, saves planning the source again.
+
+        With `bounded`, the length of an epoch and the tokens of dropped rows are estimated from a part of the rows, so
+        that the work does not grow with the size of a source.
+        """
         found = self._summary
         for name in ("steps", "skipped", "samples", "tokens", "slots"):
             setattr(found, name, sum(getattr(epoch, name) for epoch in found.epochs))
@@ -218,12 +219,15 @@ class _Counter:
         found.padding_share = _share(found.slots - found.tokens, found.slots)
         found.supervised_share = _share(found.supervised, found.tokens)
         found.packing_efficiency = _share(self._packed, self._room)
-        found.imbalance = self._costs.result()
+        found.imbalance = self.costs.result()
         for order, drawn, source in zip(self._orders, self._drawn.tolist(), found.sources):
-            source.passes = passes_of(order, drawn) if passes is None else float(passes)
+            if passes is not None:
+                source.passes = float(passes)
+            else:
+                source.passes = drawn / max(samples_in_epoch(order), 1) if bounded else passes_of(order, drawn)
             source.share = source.tokens / found.tokens if found.tokens else 0.0
             # In proportion for a partial pass: dropped rows have no place in the order.
-            self._lost["rows too long (truncation=drop)"] += round(source.passes * _dropped(order))
+            self._lost["rows too long (truncation=drop)"] += round(source.passes * _dropped(order, bounded=bounded))
         for known, source in zip(self._sources, found.sources):
             for store in known.inputs.table.stores:
                 for reason, tokens in losses_of(store).items():
@@ -233,8 +237,8 @@ class _Counter:
         found.prefetch_bytes = found.batch_bytes * (_PREFETCH if self._prefetch is None else self._prefetch)
         return found
 
-    def _delivered(self, chunk: StepChunk, epoch: EpochSummary) -> tuple[Samples, Ints, Ints]:
-        """Samples, the source of each part, and the bounds of steps, without skipped steps and banned rows."""
+    def _delivered(self, chunk: StepChunk, epoch: EpochSummary) -> tuple[Samples, Ints, Ints, Ints]:
+        """Samples, the source of each part, bounds and numbers of steps, without skipped steps and banned rows."""
         samples, sources, counts = chunk.samples, chunk.sources, np.diff(chunk.bounds)
         numbers = chunk.first + np.arange(chunk.steps)
         kept = np.ones(chunk.steps, np.bool_)
@@ -255,7 +259,7 @@ class _Counter:
                 gone &= np.isin(samples.rows, np.asarray(edit.rows, np.int64))
                 self._lost["banned rows"] += int(samples.lengths[gone].sum())
                 samples, sources = samples.where(~gone), sources[~gone]
-        return samples, sources, offsets_of(counts)
+        return samples, sources, offsets_of(counts), numbers
 
     def _slots(self, samples: Samples, sizes: Ints, bounds: Ints) -> Ints:
         """Places for tokens, (steps, ranks), as `collate` lays them out with contiguous sharding."""
@@ -299,41 +303,23 @@ class _Counter:
                 self._lost[f"cut off (truncation={policy})"] += int((order.table.lengths(rows) - lengths).sum())
 
 
-class _RankCosts:
-    """Costs of the slowest and the mean rank, step by step: with contiguous parts, and with another sharding."""
-
-    def __init__(self, sharding: Sharding, world: int) -> None:
-        self._sharding: Sharding = Balanced() if isinstance(sharding, Contiguous) else sharding
-        self._cost = sharding if isinstance(sharding, Balanced) else Balanced()
-        self._world, self._samples, self._steps = world, 0, 0
-        self._slowest = np.zeros(2)
-        self._mean = 0.0
-
-    def add(self, samples: Samples, bounds: Ints) -> None:
-        for low, high in pairwise(bounds.tolist()):
-            if self._world == 1 or self._steps >= _COSTED_STEPS or self._samples >= _COSTED_SAMPLES:
-                return
-            step = samples.slice(low, high)
-            costs = self._cost.costs(step.lengths, step.offsets)
-            documents = None if step.single else (step.lengths, step.offsets)
-            for number, sharding in enumerate((Contiguous(), self._sharding)):
-                shares = shares_of(sharding, step.sizes(), self._world, documents)
-                self._slowest[number] += max(float(costs[share].sum()) for share in shares)
-            self._mean += float(costs.sum()) / self._world
-            self._samples, self._steps = self._samples + len(step), self._steps + 1
-
-    def result(self) -> Imbalance | None:
-        if not self._mean:
-            return None
-        contiguous, balanced = (self._slowest / self._mean).tolist()
-        return Imbalance(type(self._sharding).__name__.lower(), contiguous, balanced, self._steps)
+def samples_in_epoch(order: Order) -> float:
+    """Samples of an epoch: exact where that is arithmetic or a few windows, else estimated from some windows."""
+    if order.even is not None or order.windows <= _COUNTED_WINDOWS:
+        return float(order.count(0))
+    # Without the last window, which is shorter.
+    windows = np.linspace(0, order.windows - 2, _COUNTED_WINDOWS).astype(np.int64).tolist()
+    return sum(order.count_window(0, window) for window in windows) / len(windows) * order.windows
 
 
-def _dropped(order: Order) -> int:
-    """Tokens of dropped rows in a pass."""
+def _dropped(order: Order, *, bounded: bool = False) -> int:
+    """Tokens of dropped rows in a pass; with `bounded`, of rows at even distances, in proportion."""
     truncation, table = order.truncation, order.table
     if truncation is None or truncation.policy != "drop" or truncation.max_length is None:
         return 0
+    if bounded and table.rows > _ROWS_AT_ONCE:
+        rows = np.arange(0, table.rows, -(-table.rows // _ROWS_AT_ONCE))
+        return round(truncation.lost_tokens(table.lengths(rows)) * table.rows / len(rows))
     blocks = (np.arange(low, min(low + _ROWS_AT_ONCE, table.rows)) for low in range(0, table.rows, _ROWS_AT_ONCE))
     return sum(truncation.lost_tokens(table.lengths(rows)) for rows in blocks)
 

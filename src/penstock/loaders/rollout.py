@@ -64,6 +64,8 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
     """
 
     _engine: RolloutEngine
+    _live: LiveBuffer | RolloutQueue | None = None
+    _metrics_kind = "rollouts"
 
     if TYPE_CHECKING:  # the type of the batches
 
@@ -105,6 +107,7 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
                     raise ConfigError(
                         f"{name} is for the place where rollouts are read: pass {name}= to the buffer or the queue"
                     )
+            self._live = rollout_data
             appends = rollout_data.appends(shared.find_rank(), loaded)
             source = LiveRollouts(appends, rollout.batching, by_prompt=by_prompt)
         elif _is_endless(rollout_data) and rollout.batching.rollout_batch_size is not None:
@@ -173,6 +176,12 @@ class RolloutDataLoader(DataLoader, options=OPTION_KINDS, without=NOT_FOR_ROLLOU
     @property
     def plan(self) -> Plan:
         raise ConfigError("a RolloutDataLoader has no plan to look up or edit; see rollout_batch_size")
+
+    def _more_metrics(self) -> dict[str, float]:
+        engine, source = self._engine, self._live
+        found = super()._more_metrics()
+        found |= engine.counters.readings(self.counts, getattr(engine.source, "incomplete", 0))
+        return found | source.metrics() if source is not None else found
 
     def commit(self, state: Mapping[str, Any] | None = None) -> None:
         """Allow a `RolloutQueue` to delete what was used before `state` was taken (None: now).

@@ -109,6 +109,18 @@ class MixOrder:
         """Where the last draw ended; drawing on from there costs nothing for sources that are not drawn."""
         self._head, self._period = self._table()
 
+    def walked(self, position: int) -> int:
+        """Samples that `counts` draws one by one up to a position, at most: those whose order does not repeat."""
+        if self._period is not None:
+            return 0
+        found = 0
+        for segment, (start, stop) in enumerate(zip(self._starts, [*self._starts[1:], _NEVER])):
+            length = min(position, stop) - max(self.start, start)
+            if length > 0:
+                period = _NEVER if self._slopes[segment] else self._period_of(segment)
+                found += length if period > _MOST_SKIPPED else min(length, 4 * period)
+        return found
+
     def targets(self, position: int) -> list[Fraction]:
         """Target of each source since `start`, debts included."""
         return [Fraction(self._target(i, position) - self._offsets[i], self._unit) for i in range(self._sources)]

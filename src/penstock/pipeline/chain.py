@@ -118,7 +118,7 @@ class Chain:
                     counting.undo_attempt()
                 raise StepError(i, error) from error
             out = made.nbytes if made is not batch else nbytes
-            metrics.done(since, rows=(rows, made.num_rows), nbytes=(nbytes, out))
+            metrics.done(since, rows=(rows, made.num_rows), nbytes=(nbytes, out), origin=origin)
             ran.widest = max(ran.widest, nbytes + out)
             batch, nbytes = made, out
             if not made.num_rows:

@@ -5,15 +5,44 @@ from __future__ import annotations
 import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.metrics.readings import Readings, key_of
+from penstock.metrics.spans import SpanBuffer
 from penstock.pipeline.stages import Origin
 from penstock.pipeline.watchdog import Watchdog
 
 TOKENS = "tokens left out: "
 """Prefix of reasons that count tokens and not rows."""
 
+_TOTALS = {
+    "rows_in": "penstock_pipeline_rows_in_total",
+    "rows_out": "penstock_pipeline_rows_out_total",
+    "rows_done": "penstock_pipeline_rows_done_total",
+    "bytes_in": "penstock_pipeline_bytes_in_total",
+    "file_bytes_done": "penstock_pipeline_file_bytes_done_total",
+    "seconds": "penstock_pipeline_seconds",
+    "workers": "penstock_pipeline_workers",
+    "batch_bytes": "penstock_pipeline_batch_bytes",
+}
+_STAGE = {
+    "batches": "penstock_stage_batches_total",
+    "rows_in": "penstock_stage_rows_in_total",
+    "rows_out": "penstock_stage_rows_out_total",
+    "bytes_in": "penstock_stage_bytes_in_total",
+    "bytes_out": "penstock_stage_bytes_out_total",
+    "busy_seconds": "penstock_stage_busy_seconds_total",
+    "cpu_seconds": "penstock_stage_cpu_seconds_total",
+    "wait_input_seconds": "penstock_stage_wait_input_seconds_total",
+    "wait_room_seconds": "penstock_stage_wait_room_seconds_total",
+    "utilisation": "penstock_stage_utilisation_ratio",
+    "threads": "penstock_stage_threads",
+    "memory_bytes": "penstock_stage_memory_bytes",
+}
+_QUANTILES = {"p50": "0.5", "p95": "0.95", "p99": "0.99"}
+_BAD = {"quarantine": "penstock_pipeline_rows_quarantined_total", "skip": "penstock_pipeline_rows_skipped_total"}
 _BUCKETS = 96  # eight to a factor of ten, from one microsecond: the last begins at 10**6 seconds
 
 
@@ -29,6 +58,8 @@ class StageMetrics:
         self.histogram = [0] * _BUCKETS
         self.working: dict[int, tuple[float, Origin | None]] = {}
         """Thread id -> since when, on what: the control thread reads it."""
+        self.spans: SpanBuffer | None = None
+        """Buffer for spans of sampled batches; None: nobody wants them."""
         self._watchdog: Watchdog | None = None
         self._allowed = 0.0
         self._thread = threading.local()
@@ -58,11 +89,22 @@ class StageMetrics:
                 self.busy += time.monotonic() - since
                 self.cpu += cpu
 
-    def done(self, since: float, *, rows: tuple[int, int], nbytes: tuple[int, int]) -> None:
+    def done(
+        self, since: float, *, rows: tuple[int, int], nbytes: tuple[int, int], origin: Origin | None = None
+    ) -> None:
         """One batch went through: rows and bytes, in and out."""
         self.leave()
-        cpu = time.thread_time() - self._thread.cpu
-        self.add(time.monotonic() - since, rows[0], rows[1], nbytes[0], nbytes[1], cpu)
+        cpu, seconds = time.thread_time() - self._thread.cpu, time.monotonic() - since
+        self.add(seconds, rows[0], rows[1], nbytes[0], nbytes[1], cpu)
+        if self.spans is not None:
+            self.span(origin, seconds, *rows)
+
+    def span(self, origin: Origin | None, seconds: float, rows_in: int, rows_out: int) -> None:
+        """Put the span of a batch into the buffer, if the batch is in the sample."""
+        if self.spans is not None:
+            trace = f"{origin.file}:{origin.row}" if origin is not None else f"{self.name}:{self.batches}"
+            facts = {"kind": self.kind, "rows_in": rows_in, "rows_out": rows_out, "batch": trace}
+            self.spans.add(self.name, trace, seconds, **facts)
 
     def add(self, seconds: float, rows_in: int, rows_out: int, bytes_in: int, bytes_out: int, cpu: float = 0.0) -> None:
         """The figures of one batch, measured here or in another process."""
@@ -118,6 +160,48 @@ def on_batch(origin: Origin | None) -> str:
 def tokens_in(changed: Mapping[str, int]) -> dict[str, int]:
     """Of what was counted as changed, the tokens left out, which are no rows."""
     return {reason.removeprefix(TOKENS): n for reason, n in changed.items() if reason.startswith(TOKENS)}
+
+
+def pipeline_readings(snapshot: Mapping[str, Any]) -> Readings:
+    """Metrics of a snapshot, of a run in this process or of a job."""
+    found: Readings = {name: snapshot[key] for key, name in _TOTALS.items() if snapshot.get(key) is not None}
+    memory = snapshot.get("memory", {})
+    for key in ("used", "limit", "peak"):
+        if key in memory:
+            found[f"penstock_pipeline_budget_{key}_bytes"] = memory[key]
+    for buffer, depth in snapshot.get("buffers", {}).items():
+        found[key_of("penstock_pipeline_buffer_batches", buffer=buffer)] = depth["batches"]
+        found[key_of("penstock_pipeline_buffer_bytes", buffer=buffer)] = depth["bytes"]
+    for quantile, milliseconds in snapshot.get("latency_ms", {}).items():
+        key = key_of("penstock_pipeline_latency_seconds", quantile=_QUANTILES[quantile])
+        found[key] = milliseconds / 1e3
+    seen: Counter[tuple[str, str]] = Counter()
+    for stage in snapshot.get("stages", ()):
+        seen[stage["name"], stage["kind"]] += 1
+        number = seen[stage["name"], stage["kind"]]
+        labels = {"stage": stage["name"] + (f" #{number}" if number > 1 else ""), "kind": stage["kind"]}
+        for key, name in _STAGE.items():
+            if stage.get(key) is not None:
+                found[key_of(name, **labels)] = stage[key]
+        for quantile, milliseconds in stage.get("latency_ms", {}).items():
+            key = key_of("penstock_stage_latency_seconds", **labels, quantile=_QUANTILES[quantile])
+            found[key] = milliseconds / 1e3
+    return found
+
+
+def reason_readings(
+    dropped: Mapping[str, int], changed: Mapping[str, int], bad: Mapping[str, int], on_error: str
+) -> Readings:
+    """Rows and tokens that were dropped, changed, quarantined or skipped, by reason."""
+    found: Readings = {}
+    for reason, rows in dropped.items():
+        found[key_of("penstock_pipeline_rows_dropped_total", reason=reason)] = rows
+    for reason, number in changed.items():
+        name = "tokens_dropped" if reason.startswith(TOKENS) else "rows_changed"
+        found[key_of(f"penstock_pipeline_{name}_total", reason=reason.removeprefix(TOKENS))] = number
+    for reason, rows in bad.items():
+        found[key_of(_BAD.get(on_error, _BAD["skip"]), reason=reason)] = rows
+    return found
 
 
 def percentile(histogram: list[int], share: float) -> float:

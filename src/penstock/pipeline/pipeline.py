@@ -21,6 +21,9 @@ from penstock.files.filesystems import beside, output_place, shown
 from penstock.files.listing import PathLike
 from penstock.memory.budget import MemoryBudget, format_bytes
 from penstock.memory.pressure import resident_bytes, suggest_limit
+from penstock.metrics.readings import Readings
+from penstock.metrics.targets import Metrics, MetricsConfig
+from penstock.metrics.watch import MetricsWatch, ending
 from penstock.pipeline.chain import Inferring, stage_name
 from penstock.pipeline.checkpoint import STATE, Checkpoint, check_state, fingerprint, schema_from_text, schema_to_text
 from penstock.pipeline.config import PipelineConfig
@@ -28,6 +31,7 @@ from penstock.pipeline.context import Context
 from penstock.pipeline.delivery import DeliveryPosition
 from penstock.pipeline.event_loop import AsyncBatches, CallThread, called_on
 from penstock.pipeline.functions import as_transform
+from penstock.pipeline.metrics import pipeline_readings
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
@@ -88,6 +92,7 @@ class Pipeline:
         self._finished: Report | None = None
         self._start_from: State | None = None
         self._used = False
+        self._watch: MetricsWatch | None = None
         self._calls = CallThread()
 
     # -- run ---------------------------------------------------------------------------------------------------------
@@ -99,6 +104,7 @@ class Pipeline:
         progress: Progress | None = None,
         engine: Any = None,
         fit: Sequence[Transform] = (),
+        metrics: Metrics = None,
     ) -> Report:
         """Run to the end of the input and return the report.
 
@@ -110,13 +116,14 @@ class Pipeline:
         With `checkpoint`, a directory or a URL of an object store, progress is made durable every
         `config.checkpoint_seconds`: after a crash, even kill -9, calling it again resumes, and the output holds every
         row exactly once. A finished checkpoint returns its report again. `progress` is called a few times a second
-        with a snapshot.
+        with a snapshot. `metrics` is a target of `penstock.metrics.open_exporter`, or several; they change no row.
         """
         positions = fit_positions(self, fit)
         if engine not in (None, "local"):
-            return cast(Report, _engines().run_pipeline(self, engine, checkpoint, progress, positions))
+            return self._run_job(engine, checkpoint, progress, positions, metrics)
+        watched = None if metrics is None else MetricsConfig.of(metrics)  # refuses a bad target before the passes
         fit_transforms(self, positions)
-        self.start(checkpoint)
+        self.start(checkpoint, metrics=watched)
         try:
             return self.wait(progress=progress)
         finally:
@@ -129,7 +136,9 @@ class Pipeline:
         """
         return cast(str, _engines().explain(self, engine, fit_positions(self, fit)))
 
-    async def run_async(self, checkpoint: PathLike | None = None, *, progress: Progress | None = None) -> Report:
+    async def run_async(
+        self, checkpoint: PathLike | None = None, *, progress: Progress | None = None, metrics: Metrics = None
+    ) -> Report:
         """`run` for an event loop, which stays free: one thread waits for the whole run.
 
         A cancelled task (`task.cancel()`, `asyncio.timeout`) stops the run first: with a checkpoint, the next one
@@ -140,16 +149,18 @@ class Pipeline:
         def work() -> Report:
             self._await_on(loop)
             try:
-                return self.run(checkpoint, progress=None if progress is None else called_on(loop, progress))
+                shown = None if progress is None else called_on(loop, progress)
+                return self.run(checkpoint, progress=shown, metrics=metrics)
             finally:
                 self._await_on(None)
 
         return await self._calls.call(work, self._halt)
 
-    def start(self, checkpoint: PathLike | None = None) -> Self:
+    def start(self, checkpoint: PathLike | None = None, *, metrics: Metrics = None) -> Self:
         """Begin in the background; then `wait` for the report, or `stop`."""
         if self.sink is None:
             raise ConfigError("this pipeline has no sink: iterate it (`for batch in pipeline`), or give it one")
+        watched = None if metrics is None else MetricsConfig.of(metrics)
         keeper = None
         if checkpoint is not None:
             keeper = Checkpoint(checkpoint, self.source, self.transforms, self.sink, self.config.checkpoint_seconds)
@@ -183,6 +194,9 @@ class Pipeline:
             report=lambda: Report.of(self, runner, resumed=resumed),
         )
         runner.threads.append(self._drain.thread)
+        if watched is not None:
+            self._watch = self._watch_run(watched, runner.metrics, lambda: runner.context.bottleneck(runner.seconds))
+            runner.trace(self._watch.spans)
         runner.start()
         return self
 
@@ -190,6 +204,10 @@ class Pipeline:
         """Wait for the end and return the report, or raise what stopped the run."""
         if self._finished is not None:
             return self._finished
+        with ending(self._watch) as end:
+            return cast(Report, end(self._wait(timeout_seconds, progress)))
+
+    def _wait(self, timeout_seconds: float | None, progress: Progress | None) -> Report:
         drain, runner = self._drain, self._runner
         if drain is None or runner is None:
             raise ConfigError("this pipeline has not been started")
@@ -215,6 +233,8 @@ class Pipeline:
         """Stop now. Output that was not published is dropped, unless a checkpoint keeps it. Idempotent."""
         if self._runner is not None:
             self._runner.close()
+        if self._watch is not None:
+            self._watch.end("stopped")
 
     close = stop
 
@@ -295,6 +315,10 @@ class Pipeline:
         """Metrics of the current or last run as a plain dict."""
         return self._runner.snapshot() if self._runner is not None else {}
 
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the current or last run under the names that exporters use; see docs/metrics.md."""
+        return self._runner.metrics() if self._runner is not None else {}
+
     def __str__(self) -> str:
         stages = [stage_name(stage) for stage in (self.source, *self.transforms)]
         if self.sink is not None:
@@ -305,6 +329,34 @@ class Pipeline:
         return f"<Pipeline {self}>"
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _run_job(
+        self,
+        engine: Any,
+        checkpoint: PathLike | None,
+        progress: Progress | None,
+        positions: tuple[int, ...],
+        metrics: Metrics,
+    ) -> Report:
+        """Run on an engine; its metrics are those of the snapshots that it shows."""
+        if metrics is None:
+            return cast(Report, _engines().run_pipeline(self, engine, checkpoint, progress, positions))
+        last: dict[str, Any] = {}
+
+        def show(snapshot: dict[str, Any]) -> None:
+            last.update(snapshot)
+            if progress is not None:
+                progress(snapshot)
+
+        watched = MetricsConfig.of(metrics)
+        watch = self._watch_run(watched, lambda: pipeline_readings(last), lambda: last.get("bottleneck"))
+        with ending(watch) as end:
+            return cast(Report, end(_engines().run_pipeline(self, engine, checkpoint, show, positions)))
+
+    def _watch_run(
+        self, metrics: MetricsConfig, read: Callable[[], Readings], note: Callable[[], str | None]
+    ) -> MetricsWatch:
+        return metrics.watch("pipeline", "pipeline", read, note=note, description=str(self))
 
     def _check_no_sink(self) -> None:
         if self.sink is not None:

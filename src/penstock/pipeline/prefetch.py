@@ -215,6 +215,11 @@ class ReadAhead(Generic[Item]):
         check_process(self._process, "this loop")
         return self._line.take()
 
+    @property
+    def ready(self) -> int:
+        """Items that wait to be taken."""
+        return len(self._line._ready)
+
     def wait(self, seconds: float) -> bool:
         """Wait at most so long for the next item, or the end; True if `next` does not have to wait."""
         return self._line.wait(seconds)

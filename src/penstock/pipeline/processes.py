@@ -155,6 +155,8 @@ class ProcessChain(Chain):
                 transform.add_counts(*counts)
         for stage, figures in zip(self.metrics, notes["figures"]):
             stage.add(*figures)
+            if stage.spans is not None:
+                stage.span(origin, *figures[:3])
         ran.batch = pa.ipc.open_stream(self._result(pa.py_buffer(payload)[8 + size :], notes)).read_next_batch()
         if self.transforms and ran.batch.num_rows:
             self._checked(len(self.transforms) - 1, ran.batch)

@@ -15,12 +15,15 @@ import pyarrow as pa
 
 from penstock.errors import DataError, PenstockError, StageError, StalledError, StoppedError
 from penstock.memory.budget import MemoryBudget, Reservation
+from penstock.metrics.readings import Readings
+from penstock.metrics.spans import SpanBuffer
 from penstock.pipeline.buffers import Buffers, Parcel
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.context import Context, StopEvent
 from penstock.pipeline.control import Control
 from penstock.pipeline.delivery import Delivery, DeliveryPosition
+from penstock.pipeline.metrics import pipeline_readings, reason_readings
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Block, Committing, Live, Origin, Publishing, Rejected, Sink, State
@@ -56,7 +59,7 @@ class SourceThread:
                 context.reading.leave(since)
             else:
                 rows, size = parcel.rows_in, parcel.size
-                context.reading.done(since, rows=(rows, rows), nbytes=(size, size))
+                context.reading.done(since, rows=(rows, rows), nbytes=(size, size), origin=parcel.origin)
                 reservation.resize(context.tuner.to_reserve(size))
             if parcel is None:
                 reservation.release()
@@ -251,6 +254,17 @@ class Runner:
             "bottleneck": context.bottleneck(seconds),
         }
 
+    def metrics(self) -> Readings:
+        """The same under the names of the metrics registry, with rows by reason."""
+        delivery = self.delivery
+        counts = dict(delivery.dropped), dict(delivery.changed), dict(delivery.bad_rows.counts)
+        return pipeline_readings(self.snapshot()) | reason_readings(*counts, self.context.config.on_error)
+
+    def trace(self, spans: SpanBuffer | None) -> None:
+        """Have every stage put spans of sampled batches into a buffer."""
+        for stage in self.context.stages:
+            stage.spans = spans
+
     def _thread(self, name: str, work: Callable[..., None], *args: object) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(work, *args), name=f"penstock-{name}", daemon=True)
 
@@ -321,7 +335,7 @@ class SinkThread:
                 if batch is not None and rows:
                     if self._bounded is not None:
                         self._wait_for_room(self._bounded)
-                    self._consume(batch, parcel.size)
+                    self._consume(batch, parcel.size, parcel.origin)
                 parcel.batch = batch = None
                 delivery.took(parcel, rows)
                 runner.context.resident.give_back()
@@ -362,11 +376,11 @@ class SinkThread:
         except Exception:
             log.exception("cleaning up after a failed run failed too")
 
-    def _consume(self, batch: pa.RecordBatch, size: int) -> None:
+    def _consume(self, batch: pa.RecordBatch, size: int, origin: Origin | None) -> None:
         metrics = self._runner.context.sinking
         since = metrics.begin()
         self._guarded(lambda: self._sink.consume(batch))
-        metrics.done(since, rows=(batch.num_rows, batch.num_rows), nbytes=(size, size))
+        metrics.done(since, rows=(batch.num_rows, batch.num_rows), nbytes=(size, size), origin=origin)
         self._charge()
 
     def _call(self, action: Callable[[], None]) -> None:

@@ -191,7 +191,8 @@ class Workers:
             raise
         rows, parcel.size = decoded.batch.num_rows, decoded.batch.nbytes
         parcel.rows_in = rows + len(decoded.rejected)
-        context.decoding.done(since, rows=(parcel.rows_in, rows), nbytes=(payload.nbytes, parcel.size))
+        sizes = payload.nbytes, parcel.size
+        context.decoding.done(since, rows=(parcel.rows_in, rows), nbytes=sizes, origin=parcel.origin)
         if decoded.rejected and context.config.on_error == "raise":
             bad = decoded.rejected[0]
             parcel.later_error = DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)

@@ -23,6 +23,7 @@ from penstock.order.permutation import derive_key
 from penstock.rl.batch import RolloutBatch
 from penstock.rl.collate import RolloutForm
 from penstock.rl.compute import AdvantageSpec, denominators
+from penstock.rl.counters import RolloutCounters
 from penstock.rl.minibatches import Minibatch, RolloutMinibatches
 from penstock.rl.options import RolloutOptions
 from penstock.rl.selection import SelectionRules
@@ -205,6 +206,7 @@ class RolloutEngine:
         self._known: tuple[int, int, RolloutPosition] | None = None
         """Epoch, number and position that were looked up last; the next lookup starts there."""
         self._logged_groups = False
+        self.counters = RolloutCounters()
         denominators(np.ones(1, np.int64), self.spec)  # an impossible aggregation fails now, not at the first batch
 
     @property
@@ -396,6 +398,7 @@ class RolloutEngine:
         return held[1]
 
     def _make(self, step: _Step) -> TrainingBatch:
+        self.counters.count(step.minibatch.rollouts)
         arrays, metadata = step.minibatch.assembled()
         if (warning := step.minibatch.rollouts.group_warning) is not None and not self._logged_groups:
             self._logged_groups = True

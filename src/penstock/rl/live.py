@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from types import TracebackType
@@ -20,6 +21,8 @@ import numpy.typing as npt
 
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StalledError
+from penstock.metrics.targets import Metrics, MetricsConfig
+from penstock.metrics.watch import MetricsWatch
 from penstock.pipeline.prefetch import IteratorThread
 from penstock.rl.read.columns import as_objects, read_columns
 from penstock.rl.read.engines import engine_rollouts
@@ -45,7 +48,7 @@ class LiveBuffer:
     Its rollouts are lost with the process, so its loader can only be saved once everything appended has been used; use
     a `RolloutQueue` otherwise. With several ranks, each has its own buffer, and `replicated=True` promises that all are
     given the same rollouts in the same order. `template`, `add_bos` and `add_eos` are for rollouts of text, as of
-    `RolloutDataLoader`.
+    `RolloutDataLoader`. `metrics` is where the buffer's metrics go; a loader with metrics has them too.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class LiveBuffer:
         template: str | None = None,
         add_bos: bool = False,
         add_eos: bool = False,
+        metrics: Metrics = None,
     ) -> None:
         if capacity is not None and (isinstance(capacity, bool) or not isinstance(capacity, int) or capacity < 1):
             raise ConfigError(f"capacity must be a whole number of at least 1, or None, got {capacity!r}")
@@ -80,6 +84,10 @@ class LiveBuffer:
         """Next append that the loader has not read."""
         self._closed = False
         self._changed = threading.Condition()
+        self._appended = 0
+        """Rollouts of all appends."""
+        self._metrics = None if metrics is None else MetricsConfig.of(metrics)
+        self._watch: MetricsWatch | None = None
 
     def append(self, rollouts: Any) -> None:
         """Append one rollout or several: all of them, or none if one is invalid.
@@ -111,13 +119,31 @@ class LiveBuffer:
             self._check_new_ids(table)
             self._tables[self._next] = table
             self._next += 1
+            self._appended += len(table)
             self._changed.notify_all()
+            if self._metrics is not None and self._watch is None:
+                here = weakref.ref(self)
+                self._watch = self._metrics.watch(
+                    "rollouts", "LiveBuffer", lambda: None if (buffer := here()) is None else buffer.metrics()
+                )
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the buffer under the names that exporters use."""
+        capacity = {} if self.capacity is None else {"penstock_rollouts_capacity": self.capacity}
+        return {
+            "penstock_rollouts_waiting": len(self),
+            "penstock_rollouts_appends_total": self._next,
+            "penstock_rollouts_appended_total": self._appended,
+            **capacity,
+        }
 
     def close(self) -> None:
         """End the source; rollouts in the buffer are still used. A second call does nothing."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        if self._watch is not None:
+            self._watch.end()
 
     def appends(self, rank: Rank, tokenizer: Tokenizer | None) -> Appends:
         """Appends for a loader."""

@@ -23,6 +23,7 @@ from penstock.fsqueue.publisher import Limits, Publisher
 from penstock.fsqueue.queue import Queue
 from penstock.fsqueue.sink import description_for
 from penstock.fsqueue.split_reader import SplitFiles
+from penstock.fsqueue.status import look, queue_readings
 from penstock.rl.live import AppendReader, GroupPrompts, check_same_columns, check_timeout, with_ids
 from penstock.rl.read.text import TextRule
 from penstock.rl.rollout import ROLLOUT_SCHEMA, RolloutTable, from_record_batch, to_record_batch
@@ -106,6 +107,15 @@ class RolloutQueue:
             number = self._reserve(producer, room=False)
             producer.publisher.lanes.set_end(number)
             producer.publisher.give_up(number)
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics of the queue under the names that exporters use: backlog, leases, members, appends."""
+        status = look(self._open())
+        (split,) = status.splits
+        return queue_readings(status) | {
+            "penstock_rollouts_capacity": self.limits.backlog_files or 0,
+            "penstock_rollouts_appends_total": split.made_batches,
+        }
 
     def close(self) -> None:
         """Leave the queue; appends stay. A second call does nothing."""

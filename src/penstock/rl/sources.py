@@ -176,6 +176,8 @@ class LiveRollouts:
         self._by_prompt = by_prompt and options.group_size is None
         """Group rollouts of one append by equal prompts if they name no group."""
         self._logged_pending = self._logged_groups = False
+        self.incomplete = 0
+        """Rollouts that wait for the rest of their group, at the last append."""
 
     @property
     def name(self) -> str:
@@ -195,6 +197,7 @@ class LiveRollouts:
                 break
             builder.drop("unreadable append", not len(table))
             groups.add(following, self._grouped(table), range(len(table)))
+            self.incomplete = groups.incomplete
             following += 1
         self._drop_incomplete(groups, builder, ended)
         if ended and not builder.count and not builder.dropped:

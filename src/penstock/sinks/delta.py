@@ -381,9 +381,28 @@ class DeltaSink(Sink):
         return f"DeltaSink({shown(self.location)!r}{mode})"
 
 
+_PLAIN = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.decimal128(20, 0),
+    pa.float16(): pa.float32(),
+}
+"""Types that hold all values of those that Delta does not have; deltalake would take ones that are too small."""
+
+
 def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """Type of a column of a new table. Times are in microseconds, as readers know them, and in UTC."""
     if pa.types.is_dictionary(kind):
-        return kind.value_type
+        return _plain_type(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
-        return kind.storage_type
-    return kind
+        return _plain_type(kind.storage_type)
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", None if kind.tz is None else "UTC")
+    if pa.types.is_map(kind):
+        return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
+    return _PLAIN.get(kind, kind)

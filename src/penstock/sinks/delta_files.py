@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import decimal
+import math
 import os
 import secrets
 import shutil
@@ -351,8 +353,12 @@ def partition_text(value: pa.Scalar, name: str) -> str | None:
         return "true" if plain else "false"
     if isinstance(plain, datetime.datetime):
         if plain.tzinfo is not None:
-            plain = plain.astimezone(datetime.UTC)
-        return plain.strftime("%Y-%m-%d %H:%M:%S.%f")
+            plain = plain.astimezone(datetime.UTC).replace(tzinfo=None)
+        return plain.isoformat(" ", "microseconds")
+    if isinstance(plain, decimal.Decimal):
+        return f"{plain:f}"
+    if isinstance(plain, float) and not math.isfinite(plain):
+        return "NaN" if math.isnan(plain) else "Infinity" if plain > 0 else "-Infinity"
     if plain == "":
         raise SchemaError(
             f"column {name!r} has an empty text, and in the partitions of a Delta table that is the same as null; "

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.connections.sql import POSTGRESQL, SQLITE, Database, SqlConnection, table_parts
-from penstock.connections.sql_types import declared_types, server_type, written_table, written_type
+from penstock.connections.sql_types import declared_types, read_type, server_type, written_table, written_type
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.chain import describe_difference
@@ -73,8 +73,8 @@ class SqlSink(Sink):
         self._batch_bytes = self._asked_bytes = parse_bytes(batch_bytes)
         self._connection: SqlConnection | None = None
         self._prepared = self._direct = False
-        self._whole: list[str] = []
-        """Columns of fractions for columns of whole numbers, to which databases round."""
+        self._exact: dict[str, pa.DataType] = {}
+        """Types of columns to which databases would round without a word: whole numbers, fewer digits, dates."""
         self._declared: dict[str, pa.DataType | None] = {}
         """Types of the columns of SQLite, which takes any value into any column."""
         self._move = ""
@@ -272,8 +272,8 @@ class SqlSink(Sink):
             self._prepare(connection, table)
         if not table.num_rows:
             return
-        for name in self._whole:
-            self._check_whole(name, table.column(name))
+        for name, kind in self._exact.items():
+            self._check_exact(name, table.column(name), kind)
         if self._database.dialect is SQLITE:
             self._check_stored(table)
         for name in self._key:
@@ -312,20 +312,28 @@ class SqlSink(Sink):
         fractions = [name for name in table.column_names if _has_fractions(table.schema.field(name).type)]
         if self._database.dialect is SQLITE:
             self._declared = declared_types(connection, self._written[-1])
-            self._whole = [name for name in fractions if self._declared.get(name) == pa.int64()]
+            self._exact = {name: pa.int64() for name in fractions if self._declared.get(name) == pa.int64()}
         else:
-            self._whole = [name for name in fractions if pa.types.is_integer(there.field(name).type)]
+            pairs = [(field, there.field(field.name)) for field in table.schema]
+            kinds = {field.name: _rounded_to(field.type, found) for field, found in pairs}
+            self._exact = {name: kind for name, kind in kinds.items() if kind is not None}
         self._direct = self._mode != "upsert" and (same or self._database.dialect is SQLITE)
         self._move = self._insert(target, names, self._casts(connection, table.column_names))
         self._prepared = True
 
-    def _check_whole(self, name: str, column: pa.ChunkedArray) -> None:
+    def _check_exact(self, name: str, column: pa.ChunkedArray, kind: pa.DataType) -> None:
         try:
-            column.cast(pa.int64())
+            fitted = column.cast(kind)
+            if pa.types.is_date(kind):  # which Arrow cuts times down to
+                times = column.cast(pa.timestamp("us"))
+                if not pc.all(pc.equal(fitted.cast(times.type), times)).as_py():
+                    raise pa.ArrowInvalid("there are times of day")
         except pa.ArrowInvalid as error:
+            what = "has fractions, or numbers beyond 64 bits," if kind == pa.int64() else f"is {column.type},"
+            held = "has whole numbers" if kind == pa.int64() else f"holds {kind}"
             raise SchemaError(
-                f"{self!r}: column {name!r} has fractions, or numbers beyond 64 bits, and that of the table has whole "
-                f"numbers ({error}); round it before the sink, or change the table"
+                f"{self!r}: column {name!r} {what} and that of the table {held} ({error}); round it before the "
+                "sink, or change the table"
             ) from error
 
     def _check_stored(self, table: pa.Table) -> None:
@@ -346,6 +354,8 @@ class SqlSink(Sink):
                         raise pa.ArrowInvalid("there is NaN or infinity")
                     if pa.types.is_integer(declared):
                         numbers.cast(pa.int64())
+                elif pa.types.is_integer(given) and pa.types.is_floating(declared):
+                    column.cast(declared)
                 elif pa.types.is_binary(given) or (pa.types.is_binary(declared) and not pa.types.is_string(given)):
                     raise pa.ArrowInvalid(f"got {given}")
             except pa.ArrowInvalid as error:
@@ -364,14 +374,16 @@ class SqlSink(Sink):
     def _casts(self, connection: SqlConnection, names: Sequence[str]) -> list[str]:
         """Columns of the staged rows, cast to the types of the table where PostgreSQL does not by itself.
 
-        Without their lengths: a cast to varchar(3) cuts text off, and an INSERT refuses what is longer.
+        Without their lengths: a cast to varchar(3) cuts text off, and an INSERT refuses what is longer. To SQL,
+        `character` and `bit` without a length have that of 1.
         """
         quoted = [self._database.quoted(name) for name in names]
         if self._database.dialect is not POSTGRESQL:
             return quoted
         kinds = dict(
             connection.rows(
-                "SELECT attname::text, format_type(atttypid, NULL) FROM pg_attribute "
+                "SELECT attname::text, regexp_replace(regexp_replace(format_type(atttypid, NULL), "
+                r"'^character(\[\])?$', 'bpchar\1'), '^bit(\[\])?$', 'varbit\1') FROM pg_attribute "
                 "WHERE attrelid = to_regclass($1) AND attnum > 0 AND NOT attisdropped",
                 [self._quoted(self._written)],
             )
@@ -396,6 +408,17 @@ class SqlSink(Sink):
 def _same_type(one: pa.Field, other: pa.Field) -> bool:
     """True if rows of one type can be sent to a column of the other as they are."""
     return server_type(one) == server_type(other) and one.type == other.type
+
+
+def _rounded_to(given: pa.DataType, found: pa.Field) -> pa.DataType | None:
+    """Type that values must fit without rounding, if the database would round them to that of its column."""
+    kind = read_type(found)
+    if _has_fractions(given) and pa.types.is_integer(kind) and server_type(found) != "money":
+        return pa.int64()
+    digits = pa.types.is_decimal(given) and pa.types.is_decimal(kind) and given.scale > kind.scale
+    if digits or (pa.types.is_timestamp(given) and pa.types.is_date(kind)):
+        return kind
+    return kind if pa.types.is_integer(given) and pa.types.is_floating(kind) else None
 
 
 def _has_fractions(kind: pa.DataType) -> bool:

@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from penstock._forks import renewed
 from penstock.pipeline.stages import Transform
+from penstock.transforms.examples import DroppedExamples
 
 
 class Counts:
@@ -81,6 +82,7 @@ class CountingTransform(Transform):
     def __init__(self) -> None:
         self._counts = Counts()
         self._changes = Counts()
+        self.dropped_examples = DroppedExamples()
 
     @property
     def counts(self) -> dict[str, int]:

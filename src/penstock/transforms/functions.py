@@ -65,8 +65,12 @@ class Filter(CountingTransform):
         return self._kind != "expression"
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        kept = keep_rows(batch, self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False))
-        self.count({self._reason or repr(self): batch.num_rows - kept.num_rows})
+        keep = self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False)
+        kept = keep_rows(batch, keep)
+        if kept.num_rows < batch.num_rows:
+            reason = self._reason or repr(self)
+            self.count({reason: batch.num_rows - kept.num_rows})
+            self.dropped_examples.add(reason, batch, ~keep)
         return kept
 
     def _mask(self, batch: pa.RecordBatch) -> pa.Array:

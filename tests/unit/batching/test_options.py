@@ -61,6 +61,7 @@ from penstock.connections.shared_cache import CacheSpec
 from penstock.distributed.sharding import Sharding
 from penstock.files.listing import PathLike
 from penstock.memory import MemoryBudget
+from penstock.metrics.targets import Metrics
 from penstock.order.block_shuffle import BlockShuffle
 from penstock.pipeline.config import OnError
 from penstock.store.shards import Verify

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pytest
 from tests.servers import PostgresServer
 
+from penstock import Pipeline
 from penstock.connections.sql import Database
 from penstock.errors import DataError, SchemaError
 from penstock.sinks import SqlSink
@@ -59,6 +60,10 @@ POSTGRESQL_TYPES: list[tuple[str, str, Any, Any, str]] = [
     ("numeric[]", "'{1.50,2}'", pa.list_(pa.string()), ["1.50", "2"], "text[]"),
     ("oid", "4000000000", pa.int64(), 4000000000, "bigint"),
     ("oid[]", "'{4000000000}'", pa.list_(pa.int64()), [4000000000], "bigint[]"),
+    ("money[]", "'{1.5,-2}'", pa.list_(pa.string()), ["1.50", "-2.00"], "text[]"),
+    ("uuid[]", f"'{{{UUID},null}}'", pa.list_(pa.uuid()), [UUID, None], "uuid[]"),
+    ("jsonb[]", "array['[1]'::jsonb]", pa.list_(pa.json_()), ["[1]"], "jsonb[]"),
+    ("bit(4)", "B'1010'", pa.string(), "1010", "text"),
     ("inet", "'10.0.0.1/8'", pa.string(), "10.0.0.1/8", "text"),
     ("int4range", "'[1,5)'", pa.string(), "[1,5)", "text"),
 ]
@@ -105,6 +110,14 @@ def test_each_type_of_postgresql_has_an_arrow_type_and_goes_back(postgres: Postg
             [f"{typed}_back"],
         )
     assert [kind for (kind,) in made] == [kind[4] for kind in POSTGRESQL_TYPES]
+
+
+def test_a_table_of_every_type_takes_its_own_rows_unchanged(postgres: PostgresServer, typed: str) -> None:
+    with Database(postgres.url).connect() as connection:
+        connection.execute(f"CREATE TABLE {typed}_twin (LIKE {typed})")
+        Pipeline(SqlSource(postgres.url, table=typed, key="id"), [], SqlSink(postgres.url, f"{typed}_twin")).run()
+        rows = [connection.rows(f"SELECT t::text FROM {name} t ORDER BY id") for name in (typed, f"{typed}_twin")]
+    assert rows[1] == rows[0]
 
 
 def test_rows_are_cast_to_the_types_of_a_table_that_is_there(postgres: PostgresServer, typed: str) -> None:

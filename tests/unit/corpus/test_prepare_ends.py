@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.corpus.prepare import losses_of, prepare_cached
+from penstock.corpus.prepare import EXAMPLES_NAME, losses_of, prepare_cached
 from penstock.errors import ChangedFileError
 from penstock.files.locks import FileLock
 from penstock.loaders import Recipe, prepare
@@ -74,9 +74,11 @@ def write(path: Path, word: str = "row", rows: int = 40) -> None:
 
 
 def tree(home: Path) -> dict[str, bytes | None]:
-    """Every file below a directory with its bytes, hidden ones too."""
+    """Every file below a directory with its bytes, hidden ones too; examples of dropped rows are of one process."""
     return {
-        str(path.relative_to(home)): path.read_bytes() if path.is_file() else None for path in sorted(home.rglob("*"))
+        str(path.relative_to(home)): path.read_bytes() if path.is_file() else None
+        for path in sorted(home.rglob("*"))
+        if path.name != EXAMPLES_NAME
     }
 
 

@@ -310,3 +310,19 @@ def test_no_transform_of_penstock_needs_one_place() -> None:
     assert {"Decontaminate", "Tokenize", "FormatChat", "MinHashDedup"} <= {kind.__name__ for kind in found}
     ordered = [kind for kind in found if hasattr(kind, "state_dict") or hasattr(kind, "finish")]
     assert [kind.__name__ for kind in ordered if not hasattr(kind, "row_keys")] == []
+
+
+def test_columns_of_functions_are_learned_before_a_fit_of_rows_with_a_schema(tmp_path: Path) -> None:
+    """Splits whose rows are all dropped have the columns of the others; a split learns no types of its own."""
+    for number, start in enumerate((50, 0)):
+        rows = [{"n": n, "x": float(n)} for n in range(start, start + 10)]
+        (tmp_path / f"in-{number}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    schema, made = pa.schema([("n", pa.int64()), ("x", pa.float64())]), []
+    for engine in (None, JobEngine(options=JobOptions(split_bytes=1000))):
+        source, scaler = JsonlSource(sorted(tmp_path.glob("in-*.jsonl")), schema=schema), MinMaxScaler("x")
+        steps = [Filter("n < 50"), Map(lambda row: {**row, "twice": 2 * row["n"]}), scaler, ExactDedup("n")]
+        out = tmp_path / f"{len(made)}.jsonl"
+        Pipeline(source, steps, out).run(fit=[scaler], engine=engine)
+        made.append(out.read_bytes())
+    assert made[0].count(b"twice") == 10
+    assert made[1] == made[0]

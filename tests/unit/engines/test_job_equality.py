@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import tempfile
@@ -12,11 +13,15 @@ import pyarrow.parquet as pq
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests import job_cases
-from tests.job_runs import Ended, differences, job, run
+from tests.job_runs import Ended, differences, files_in, job, run
 
+from penstock.corpus.prepare import prepare
+from penstock.corpus.recipe import Recipe
+from penstock.engines.executor import InProcess, Outcome
 from penstock.errors import SchemaError
 from penstock.sinks import JsonlSink
 from penstock.sources import ParquetSource
+from penstock.transforms import ByteTokenizer
 
 
 def by_stage(ended: Ended) -> dict[bytes, list[bytes]]:
@@ -79,3 +84,33 @@ def test_a_damaged_file_has_the_counts_of_a_local_run(tmp_path: Path) -> None:
     assert len(local.files["bad.jsonl"].splitlines()) == 1
     assert local.counts["rows_in"] == local.counts["rows_out"] + 1
     assert not differences(local, run(make, tmp_path, engine=job(300), config={"on_error": "quarantine"}))
+
+
+_NAMES = ["anna", "bert", "carl", "dora", "emil", "frida", "gero"]
+
+
+class LastFirst(InProcess):
+    """Executor whose tasks end in the opposite order."""
+
+    slots = room = 99
+
+    def wait(self, timeout_seconds: float) -> list[Outcome]:
+        self._waiting.rotate(1)
+        return super().wait(timeout_seconds)
+
+
+def test_files_of_a_prepared_store_do_not_depend_on_the_order_in_which_tasks_end(tmp_path: Path) -> None:
+    good = "the story of a road and a river that have been with us: " + " ".join(
+        f"{a}{b}" for a in _NAMES for b in _NAMES
+    )
+    texts = [*["x " * 60] * 5, *["one two", good] * 9]
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    made = []
+    for engine in (None, job(200), job(200, LastFirst)):
+        out = tmp_path / str(len(made)) / "a.store"
+        recipe = Recipe(tokenizer=ByteTokenizer(), filters=["gopher"], dedup=["exact"])
+        prepare(str(tmp_path / "in.jsonl"), out, recipe, engine=engine)
+        made.append(files_in(out.parent))
+    assert len(json.loads(made[0]["a.store/losses.json"])["rows"]) == 3
+    assert made[1] == made[0]
+    assert made[2] == made[0]

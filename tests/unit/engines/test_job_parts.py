@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from functools import partialmethod
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,14 @@ def test_nothing_is_published_if_too_many_rows_are_bad(tmp_path: Path) -> None:
     def refuse(row: dict[str, Any]) -> dict[str, Any]:
         raise ValueError("no")
 
-    config = PipelineConfig(on_error="skip", max_failures=20)
-    for engine in (None, job(900)):
+    limits: list[tuple[dict[str, Any], str]] = [
+        ({"max_failures": 20}, r"21 bad rows.*row 20: ValueError: no"),
+        ({"max_failure_ratio": 0.5}, r"200 of 200 rows are bad.*row 199: ValueError: no"),
+    ]
+    for engine, (limit, said) in product((None, job(900)), limits):
+        config = PipelineConfig(on_error="skip", **limit)
         pipeline = Pipeline(write_rows(tmp_path / "in.jsonl"), [Map(refuse)], tmp_path / "out.jsonl", config)
-        with pytest.raises(FailureBudgetError, match=r"21 bad rows.*row 20: ValueError: no"):
+        with pytest.raises(FailureBudgetError, match=said):
             pipeline.run(engine=engine)
         assert not (tmp_path / "out.jsonl").exists()
 

@@ -17,8 +17,9 @@ from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
 
 from penstock.errors import ConfigError
 from penstock.files import objects
-from penstock.files.filesystems import is_object_url
+from penstock.files.filesystems import is_object_url, shown
 from penstock.files.objects import ChangedObjectError, ObjectExistsError, open_bucket
+from penstock.sources import open_source
 
 
 def test_urls_of_object_stores_are_known_by_their_scheme() -> None:
@@ -28,6 +29,9 @@ def test_urls_of_object_stores_are_known_by_their_scheme() -> None:
         open_bucket("s3:///key")
     with pytest.raises(ConfigError, match="expected s3://"):
         open_bucket("https://x/y")
+    for url in ("s3://b/a//k", "s3://b/a/../k", "s3://b/./k", "s3://b/a/.."):
+        with pytest.raises(ConfigError, match=f"{url}.*between its slashes"):
+            open_bucket(url)
 
 
 def test_objects_are_written_read_by_ranges_listed_and_deleted(s3_url: str) -> None:
@@ -146,6 +150,14 @@ def test_wrong_credentials_and_missing_buckets_are_named_without_the_secret(
         bucket.read(key)
     assert time.monotonic() - started < objects.RETRY_SECONDS
     assert SECRET_KEY not in str(caught.value) + caplog.text + repr(bucket)
+
+
+@pytest.mark.parametrize("login", ["key:a/s3cr3t", "key:s3cr3t/a", "key:s3cr3t?a"])
+def test_a_secret_with_a_slash_in_it_is_neither_sent_nor_shown(login: str) -> None:
+    url = f"s3://{login}@pen/x.jsonl"
+    with pytest.raises(ConfigError, match="%2F") as caught:
+        open_source(url)
+    assert "s3cr3t" not in str(caught.value) + shown(url)
 
 
 def test_credentials_come_from_profiles_and_urls_too(

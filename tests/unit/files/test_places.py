@@ -136,6 +136,12 @@ def test_only_urls_of_object_stores_are_written_to(door: str, somewhere: Path) -
     assert not [path for path in somewhere.rglob("*") if path.name.endswith(":")]
 
 
+def test_a_query_is_no_suffix_of_an_output() -> None:
+    with pytest.raises(ConfigError, match=r"\bURL\b") as caught:
+        open_sink("https://host/x.jsonl?sig=s3cr3t")
+    assert "s3cr3t" not in str(caught.value)
+
+
 def test_a_url_that_went_through_a_path_is_still_one() -> None:
     for url in (URL, Path(URL), RemotePath(URL)):
         assert output_place(url, "x") == URL

@@ -115,7 +115,15 @@ def test_a_password_is_not_shown() -> None:
     [
         ("s3://key:secret@bucket/a?region=eu", "s3://key:***@bucket/a?region=eu"),
         ("https://host/a?X-Amz-Signature=ab%3D&x=1&api_key=c", "https://host/a?X-Amz-Signature=***&x=1&api_key=***"),
+        ("s3://key:a/b+c@bucket/x@1", "s3://key:***@bucket/x@1"),
+        ("s3://key:a@b@bucket/x@1", "s3://key:***@bucket/x@1"),
+        ("redis://:1/2@host:6379/0", "redis://:***@host:6379/0"),
+        ("https://ghp_1@host/a@b", "https://***@host/a@b"),
+        ("zip://a::https://me:x@host:80/b", "zip://a::https://me:***@host:80/b"),
         ("s3://user@bucket/a?region=eu-west-1", None),
+        ("http://host:8080/a@b", None),
+        ("redis://[::1]:6379/0?name=a@b", None),
+        ("abfss://container@account.dfs.core.windows.net/a", None),
         ("data/a?token=1", None),
     ],
 )

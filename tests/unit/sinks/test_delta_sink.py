@@ -84,6 +84,46 @@ def test_times_in_partitions_are_those_of_the_rows(tmp_path: Path) -> None:
     assert rows_of(tmp_path / "t") == [{"n": 1, "at": moment}]
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        (pa.decimal128(20, 10), Decimal("0.0000000001"), "0.0000000001"),
+        (pa.timestamp("us"), datetime.datetime(1, 1, 1), "0001-01-01 00:00:00.000000"),
+        (pa.float64(), float("inf"), "Infinity"),
+    ],
+)
+def test_values_of_partitions_are_spelled_as_other_readers_know_them(
+    tmp_path: Path, kind: Any, value: Any, text: str
+) -> None:
+    rows = pa.table({"n": [1], "p": pa.array([value], kind)})
+    put(DeltaSink(tmp_path / "t", partition_by=["p"]), rows)
+    assert f'"partitionValues":{{"p":"{text}"}}' in "".join(log.read_text() for log in tmp_path.rglob("*.json"))
+    assert rows_of(tmp_path / "t") == rows.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("given", "made"),
+    [
+        (pa.array([255], pa.uint8()), pa.int16()),
+        (pa.array([[65535]], pa.list_(pa.uint16())), pa.list_(pa.int32())),
+        (pa.array([{"a": 2**32 - 1}], pa.struct([("a", pa.uint32())])), pa.struct([("a", pa.int64())])),
+        (pa.array([2**64 - 1], pa.uint64()), pa.decimal128(20, 0)),
+        (pa.array([1.5], pa.float16()), pa.float32()),
+        (pa.array([1000], pa.timestamp("ns")), pa.timestamp("us")),
+        (pa.array([1], pa.timestamp("ms", "Europe/Berlin")), pa.timestamp("us", "UTC")),
+        (pa.array(["a"]).dictionary_encode(), pa.string()),
+    ],
+    ids=str,
+)
+def test_a_new_table_has_types_that_hold_all_values(tmp_path: Path, given: Any, made: Any) -> None:
+    put(DeltaSink(tmp_path / "t"), pa.table({"v": given}))
+    source = DeltaSource(tmp_path / "t")
+    batch = source.next_batch(1)
+    source.close()
+    assert batch is not None
+    assert batch.column("v") == given.cast(made)
+
+
 def test_more_partitions_than_files_may_be_open_are_written(tmp_path: Path) -> None:
     put(
         DeltaSink(tmp_path / "t", partition_by=["p"]),

@@ -144,6 +144,32 @@ def test_fractions_are_not_rounded_to_whole_numbers(url: str, table: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("declared", "kind", "good", "bad"),
+    [
+        ("numeric(10, 2)", pa.decimal128(12, 4), decimal.Decimal("1.2300"), decimal.Decimal("1.2345")),
+        ("date", pa.timestamp("us"), datetime.datetime(2024, 1, 1), datetime.datetime(2024, 1, 1, 23, 59)),
+        ("double precision", pa.int64(), 1 << 53, (1 << 53) + 1),
+    ],
+)
+@pytest.mark.parametrize("product", ["postgres", "duckdb"])
+def test_values_are_not_rounded_to_what_a_column_holds(
+    product: str, declared: str, kind: Any, good: Any, bad: Any, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = request.getfixturevalue("postgres").url if product == "postgres" else f"duckdb:///{tmp_path}/a.db"
+    name = f"t{secrets.token_hex(6)}"
+    with Database(url).connect() as connection:
+        connection.execute(f"CREATE TABLE {name} (v {declared})")
+        sink = SqlSink(url, name)
+        sink.consume(pa.record_batch({"v": pa.array([good, None], kind)}))
+        sink.flush()
+        sink = SqlSink(url, name)
+        with pytest.raises(SchemaError, match=r"'v' is .* and that of the table holds"):
+            sink.consume(pa.record_batch({"v": pa.array([bad], kind)}))
+        sink.abort()
+        assert connection.rows(f"SELECT count(*) FROM {name}") == [(2,)]
+
+
+@pytest.mark.parametrize(
     ("declared", "good", "bad"),
     [
         ("INTEGER", ["12", "-3", None], ["12x"]),
@@ -151,6 +177,7 @@ def test_fractions_are_not_rounded_to_whole_numbers(url: str, table: str) -> Non
         ("INTEGER", [None, None], ["99999999999999999999"]),
         ("REAL", ["1.5", "2"], ["n/a"]),
         ("REAL", [1], ["nan"]),
+        ("REAL", [1 << 53], [(1 << 53) + 1]),
         ("TEXT", [1.5], [b"a"]),
         ("BLOB", ["a"], [1]),
         ("NUMERIC", ["n/a"], None),

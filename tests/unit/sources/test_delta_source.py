@@ -44,6 +44,13 @@ def table(tmp_path: Path) -> Path:
     return path
 
 
+def test_bytes_in_a_partition_are_those_that_were_written(tmp_path: Path) -> None:
+    rows = [{"n": 1, "p": b"\x00\xff"}, {"n": 2, "p": b"a/b"}, {"n": 3, "p": None}]
+    write_deltalake(tmp_path / "t", pa.Table.from_pylist(rows), partition_by=["p"])
+    assert sorted(read(DeltaSource(tmp_path / "t")), key=lambda row: row["n"]) == rows
+    assert numbers(DeltaSource(tmp_path / "t", filter=[("p", "=", b"a/b")])) == [2]
+
+
 EVEN_GONE = [*range(1, 10, 2), *range(10, 20)]
 
 

@@ -62,6 +62,16 @@ def where(table: Any) -> Path:
     return Path(table.location().removeprefix("file://"))
 
 
+def test_values_of_partitions_and_directories_may_have_any_characters(catalog: Catalog, tmp_path: Path) -> None:
+    rows = [{"n": 0, "lang": "a/b"}, {"n": 1, "lang": "ü 1:%20"}, {"n": 2, "lang": None}]
+    made = catalog.create_table("ns.odd", schema=pa.Table.from_pylist(rows).schema, location=f"file://{tmp_path}/a b%c")
+    with made.update_spec() as change:
+        change.add_field("lang", IdentityTransform(), "lang")
+    made.append(pa.Table.from_pylist(rows))
+    assert sorted(read(IcebergSource(where(made))), key=lambda row: row["n"]) == rows
+    assert numbers(IcebergSource(where(made), filter=[("lang", "=", "a/b")])) == [0]
+
+
 def test_the_directory_of_a_table_is_read_as_a_table_and_not_as_its_files(table: Any) -> None:
     table.delete("n = 3 or n = 14")
     source = open_source(where(table))

@@ -22,7 +22,7 @@ from penstock.connections.logs import ReadLimits
 from penstock.connections.redis_streams import RedisLog
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError, StoppedError
 from penstock.pipeline import Pipeline, PipelineConfig
-from penstock.sinks import MemorySink
+from penstock.sinks import MemorySink, open_sink
 from penstock.sources import KafkaSource, NatsSource, RedisStreamSource, open_source
 from penstock.testing import assert_resumes_exactly, assert_source_contract
 
@@ -490,6 +490,16 @@ def test_credentials_are_checked_and_never_shown(kind: type[Any], caplog: pytest
 
 def test_a_password_with_an_at_sign_is_hidden_whole() -> None:
     assert NatsSource("nats://me:s3@cr3t@h:1/log")._log.name == "nats://***@h:1/log"
+
+
+@pytest.mark.parametrize(
+    "url", ["nats://me:a/s3cr3t@h:1/log", "redis://:s3cr3t/a@h:1/0?stream=s", "kafka://me:a/s3cr3t@h:1/t"]
+)
+def test_a_slash_in_a_password_is_refused_without_showing_it(url: str) -> None:
+    for opened in (open_source, open_sink):
+        with pytest.raises(ConfigError, match="%2F") as caught:
+            opened(url)
+        assert "s3cr3t" not in str(caught.value)
 
 
 def test_urls_that_name_no_log_are_refused() -> None:

@@ -150,6 +150,19 @@ def test_only_the_columns_that_are_needed_are_sent(s3_url: str, proxy: Proxy, tm
     assert proxy.bytes_down - before < len(data) / 5
 
 
+@pytest.mark.parametrize("rows_each", [3_000, 500])
+def test_a_pipeline_requests_each_row_group_once(s3_url: str, proxy: Proxy, rows_each: int) -> None:
+    table = wide(3_000)
+    data = parquet(table, row_group_size=rows_each, compression="none", use_dictionary=False)
+    for number in range(3):
+        put(f"{s3_url}/{number}.parquet", data)
+    before = proxy.bytes_down
+    sink_: MemorySink = MemorySink()
+    Pipeline(ParquetSource(s3_url), [], sink_).run()
+    assert pa.Table.from_batches(sink_.batches).equals(pa.concat_tables([table] * 3))
+    assert proxy.bytes_down - before < 3.3 * len(data)
+
+
 def test_footers_are_requested_once(s3_url: str, proxy: Proxy) -> None:
     for number in range(5):
         put(f"{s3_url}/{number}.parquet", parquet(TABLE.slice(0, 10)))

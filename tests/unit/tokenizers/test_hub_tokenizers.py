@@ -17,6 +17,7 @@ from penstock import Pipeline, PretrainDataLoader, open_store
 from penstock.cli.main import app
 from penstock.errors import ConfigError
 from penstock.files.hub import fetch_url
+from penstock.sources import open_source
 from penstock.transforms.tokenization import load_tokenizer
 
 SAMPLE = Path(__file__).parents[3] / "examples" / "sample" / "tokenizer"
@@ -73,6 +74,8 @@ def test_what_cannot_be_fetched_says_why(hub: FakeHub, tmp_path: Path, monkeypat
     refused("acme/empty", "acme/empty has no tokenizer.json")
     use_hub(monkeypatch, NOWHERE, tmp_path / "elsewhere")
     refused("acme/tiny", f"{NOWHERE} cannot be reached.*HF_ENDPOINT")
+    with pytest.raises(ConnectionError, match=f"dataset 'acme/rows'.*{NOWHERE} cannot be reached.*HF_ENDPOINT"):
+        open_source("hf://datasets/acme/rows/a.jsonl")
     use_hub(monkeypatch, hub.url, tmp_path / "elsewhere", offline=True)
     refused("acme/tiny", "HF_HUB_OFFLINE is set")
 

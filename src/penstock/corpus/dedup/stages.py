@@ -100,6 +100,7 @@ class Dedup(CountingTransform):
         if not duplicate.any():
             return batch
         self.count({self.reason: int(np.count_nonzero(duplicate))})
+        self.dropped_examples.add(self.reason, batch, duplicate)
         return keep_rows(batch, ~duplicate)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -49,6 +49,9 @@ class TextFilter(CountingTransform):
         numbers = np.bincount(codes[~null], minlength=len(self.reasons) + 1).tolist()
         reasons = {f"{self.name}: {reason}": n for reason, n in zip(self.reasons, numbers[1:])}
         self.count(reasons | {f"{self.name}: null": int(np.count_nonzero(null))})
+        for number, (reason, rows) in enumerate(reasons.items(), 1):
+            if rows:
+                self.dropped_examples.add(reason, batch, (codes == number) & ~null, self.column)
         return keep_rows(batch, keep)
 
     def describe(self) -> str:

@@ -315,6 +315,13 @@ class RangeFile(_SeekableFile):
             if not lane.over:
                 lane.request()
 
+    def take_over(self, other: RangeFile, start: int, stop: int) -> None:
+        """Have what another reader of the file has requested between two bytes, for the next plan."""
+        self._lanes = [lane for lane in other._lanes if start <= lane.start and lane.stop <= stop]
+        other._lanes = [lane for lane in other._lanes if lane not in self._lanes]
+        for each in (self, other):
+            each._starts = [lane.start for lane in each._lanes]
+
     def stream(self) -> None:
         """Plan to read all of the file, from front to back."""
         self._forget()

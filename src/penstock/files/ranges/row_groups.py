@@ -177,9 +177,16 @@ class ParquetReader:
     def _requested(self, groups: RowGroups) -> RowGroups:
         """The same row groups, whose bytes are on their way when they are decoded."""
         assert isinstance(self._path, RemoteFile)
-        wanted = [part for number in groups.numbers for part in self._spans(number)]
-        ranges = RangeFile(self._path, sum(stop - start for start, stop in wanted) + MOST_WHOLE_BYTES)
-        ranges.plan(wanted)
+        assert self._ranges is not None
+        first, *others = [self._spans(number) for number in groups.numbers]
+        rest = [part for spans in others for part in spans]
+        ranges = RangeFile(self._path, sum(stop - start for start, stop in [*first, *rest]) + MOST_WHOLE_BYTES)
+        if self._ranges.held_bytes and first:  # by the probe: its row group is not requested twice
+            ranges.take_over(self._ranges, min(start for start, _ in first), max(stop for _, stop in first))
+            self._planned = -1
+            ranges.plan(first, [rest])
+        else:
+            ranges.plan([*first, *rest])
         return replace(groups, ranges=ranges, nbytes=groups.nbytes + ranges.held_bytes)
 
     def _spans(self, group: int) -> list[tuple[int, int]]:

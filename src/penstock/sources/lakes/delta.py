@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 from urllib.parse import unquote
@@ -22,6 +23,7 @@ _FEATURES = {
     *("typeWidening", "typeWidening-preview", "variantType", "variantType-preview"),
 }
 """Reader features of tables that are honoured."""
+_ESCAPED = re.compile(rb"(\\u00[0-9A-Fa-f]{2})+")
 _PRUNING = (str, bool, int, float, datetime.date, datetime.datetime)
 
 
@@ -39,6 +41,20 @@ class _Names:
     def of_vector(self, url: str) -> str:
         """The same of the file of a deletion vector, which is encoded."""
         return unquote(url.removeprefix(self._url)) if url.startswith(self._url) else url
+
+
+def _partition_value(value: Any, field: pa.Field, file: str) -> pa.Scalar:
+    """Value of a partition column as the log means it: bytes are written there as `\\u0000\\u00FF`."""
+    if pa.types.is_binary(field.type) and isinstance(value, bytes) and _ESCAPED.fullmatch(value):
+        value = bytes(int(each, 16) for each in value.split(b"\\u")[1:])
+    try:
+        return pa.scalar(value, field.type)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(
+            f"deltalake reads the partition column {field.name!r} as {value!r}, which is no {field.type} ({error}); "
+            "write the table with another partition column",
+            file=file,
+        ) from error
 
 
 class DeltaSource(LakeSource):
@@ -101,7 +117,8 @@ class DeltaSource(LakeSource):
             if chosen is not None and uri not in chosen:
                 continue
             values = {
-                name: pa.scalar((action["partition"] or {}).get(name), schema.field(name).type) for name in partitions
+                column: _partition_value((action["partition"] or {}).get(column), schema.field(column), shown(uri))
+                for column in partitions
             }
             place = self._location(uri) if home is None or name == uri else str(home.resolve() / name)
             file = LakeFile(place, action["size_bytes"], action["num_records"], values, rows_gone)

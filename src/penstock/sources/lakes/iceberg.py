@@ -138,6 +138,11 @@ class IcebergSource(LakeSource):
             )
         return sorted(found, key=lambda file: file.location)
 
+    def _location(self, uri: str) -> str:
+        """A local path, or a URL. Paths of Iceberg are not encoded: the directory of `a/b` is called `a%2Fb`."""
+        path = uri.removeprefix("file:")
+        return super()._location(uri) if path == uri or os.name == "nt" else f"/{path.lstrip('/')}"
+
 
 class _Deletes:
     """Positions of deleted rows; each file of them is read once."""

@@ -1,0 +1,49 @@
+"""`penstock report STORE|CONFIG|RUN -o report.html`: one page about data, that opens from disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.console import emit, say
+from penstock.cli.options import JsonOption, command
+from penstock.errors import ConfigError
+from penstock.files.atomic import write_atomic
+from penstock.report import build_report
+
+
+@command()
+def report(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="STORE|CONFIG|RUN",
+            help="A store (also a URL), a YAML or JSON file that describes a loader, or the metrics file of a run.",
+        ),
+    ],
+    other: Annotated[str | None, typer.Argument(metavar="OTHER", help="A second one, side by side.")] = None,
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE", help="The page to write.")] = "report.html",
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="T", help="For a store whose own tokenizer is not found.")
+    ] = None,
+    quarantine: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Bad rows of a store, if not in STORE.quarantine.jsonl.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=0, max=200, help="Rows of a store that are shown.")] = 12,
+    seed: Annotated[int, typer.Option(help="Seed of the draw of rows.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a self-contained page about a store, the plan of a loader, or a run; it opens without a network.
+
+    Lengths are those of all rows; tokens are counted in a sample of rows, as the page says.
+    """
+    path = Path(out)
+    if path.is_dir():
+        raise ConfigError(f"--out {out} is a directory; name a file, such as {path / 'report.html'}")
+    made = build_report(target, other, tokenizer=tokenizer, quarantine=quarantine, samples=samples, seed=seed).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, made)
+    facts = {"page": str(path), "bytes": len(made)}
+    emit(facts, lambda: say(f"{path}: {len(made) / 1e3:,.0f} kB"), as_json=as_json)

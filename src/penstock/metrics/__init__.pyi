@@ -1,0 +1,14 @@
+from penstock.metrics.readings import key_of as key_of
+from penstock.metrics.readings import labels_of as labels_of
+from penstock.metrics.readings import name_of as name_of
+from penstock.metrics.registry import INSTRUMENTS as INSTRUMENTS
+from penstock.metrics.registry import Instrument as Instrument
+from penstock.metrics.registry import instrument_of as instrument_of
+from penstock.metrics.spans import StageSpan as StageSpan
+from penstock.metrics.targets import MetricsConfig as MetricsConfig
+from penstock.metrics.targets import open_exporter as open_exporter
+from penstock.metrics.watch import Exporter as Exporter
+from penstock.metrics.watch import MetricsWatch as MetricsWatch
+from penstock.metrics.watch import Reading as Reading
+from penstock.metrics.watch import RunEnd as RunEnd
+from penstock.metrics.watch import RunFacts as RunFacts
