@@ -315,8 +315,8 @@ class SqlSink(Sink):
             self._exact = {name: pa.int64() for name in fractions if self._declared.get(name) == pa.int64()}
         else:
             pairs = [(field, there.field(field.name)) for field in table.schema]
-            kinds = {field.name: _rounded_to(field.type, found) for field, found in pairs}
-            self._exact = {name: kind for name, kind in kinds.items() if kind is not None}
+            held = {field.name: _rounded_to(field.type, found) for field, found in pairs}
+            self._exact = {name: kind for name, kind in held.items() if kind is not None}
         self._direct = self._mode != "upsert" and (same or self._database.dialect is SQLITE)
         self._move = self._insert(target, names, self._casts(connection, table.column_names))
         self._prepared = True
