@@ -201,17 +201,28 @@ class _Level:
 
 
 def _levels(proc: Path, cgroup: Path) -> Iterator[_Level]:
-    import psutil  # here and below: it takes longer to import than all of this package
-
-    try:
-        memory = psutil.virtual_memory()
-        yield _Level("system", memory.total - memory.available, memory.total)
-    except (OSError, ValueError, RuntimeError, psutil.Error):
-        log.debug("psutil cannot tell the memory of this system", exc_info=True)
+    system = _system_level(proc)
+    if system is not None:
+        yield system
     yield from _group_levels(groups_v2(proc, cgroup), "memory.current", ("memory.max", "memory.high"), "")
     yield from _group_levels(
         groups_v1("memory", proc, cgroup), "memory.usage_in_bytes", ("memory.limit_in_bytes",), "total_"
     )
+
+
+def _system_level(proc: Path) -> _Level | None:
+    known = {name.rstrip(":"): 1024 * number for name, number in _stat(proc / "meminfo", words=3).items()}
+    total, available = known.get("MemTotal", 0), known.get("MemAvailable")
+    if available is not None and available <= total:
+        return _Level("system", total - available, total)
+    import psutil  # here and below: it takes longer to import than all of this package, and Linux needs none of it
+
+    try:
+        memory = psutil.virtual_memory()
+        return _Level("system", memory.total - memory.available, memory.total)
+    except (OSError, ValueError, RuntimeError, psutil.Error):
+        log.debug("psutil cannot tell the memory of this system", exc_info=True)
+        return None
 
 
 def _group_levels(groups: Iterable[Path], usage: str, limits: tuple[str, ...], prefix: str) -> Iterator[_Level]:
@@ -233,9 +244,10 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isascii() and text.isdigit() else None
 
 
-def _stat(path: Path) -> dict[str, int]:
-    pairs = (line.split() for line in lines(path))
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isascii() and pair[1].isdigit()}
+def _stat(path: Path, words: int = 2) -> dict[str, int]:
+    """Numbers by name, of the lines with so many words."""
+    found = (line.split() for line in lines(path))
+    return {line[0]: int(line[1]) for line in found if len(line) == words and line[1].isascii() and line[1].isdigit()}
 
 
 def _stalls(path: Path) -> dict[str, float]:

@@ -15,7 +15,7 @@ from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
 from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, window_for
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
-from penstock.files.ranges.row_groups import MOST_WHOLE_BYTES, ParquetReader, RowGroups
+from penstock.files.ranges.row_groups import MOST_WHOLE_BYTES, ParquetReader, RowGroups, RowWidth
 from penstock.memory.views import MappedFile
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check_columns, project
@@ -53,6 +53,7 @@ class ParquetSource(FileSource):
             raise ConfigError(f"verify must be 'own', 'pages' or 'none', got {verify!r}")
         self._columns, self._verify = check_columns(columns), verify
         self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
+        self._width = RowWidth()
         self._following: tuple[InputFile, ParquetReader] | None = None
         """The next file, if it is remote and the rows of this one are used up soon."""
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
@@ -92,6 +93,7 @@ class ParquetSource(FileSource):
             self._checksums(path),
             pages=pages,
             window=self.read_ahead_bytes // 2,
+            width=self._width,
         )
 
     def _here(self, path: InputFile) -> OpenedFile:

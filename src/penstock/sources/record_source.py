@@ -1,7 +1,8 @@
 """Base of the text formats: files cut into blocks, blocks parsed on any thread, errors of single records.
 
 The schema is made from *all* of the input before the first row leaves: a scan that parses every block and keeps only
-its types. It costs one more pass (a given `schema` saves it) and is why the type of a column never depends on which
+its types. It costs one more pass (a given `schema` saves it; what was read of remote files is kept for the rows, as far
+as memory goes) and is why the type of a column never depends on which
 rows came first. While it is going on, `next_block` returns a block without rows every now and then, so that whoever
 waits sees that it is not stuck, and can stop it.
 
@@ -21,7 +22,7 @@ import pyarrow as pa
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.listing import PathLike
-from penstock.files.ranges.read_ahead import WINDOW_BYTES, RemoteReadAhead, SharedParts, window_for
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, KeptParts, RemoteReadAhead, SharedParts, window_for
 from penstock.files.ranges.remote_file import InputFile
 from penstock.files.states import StateFormat
 from penstock.memory.budget import parse_bytes
@@ -39,6 +40,8 @@ _SCAN_BYTES = 4 << 20
 _SCAN_BLOCKS = 16
 _POOL_BYTES = 32 << 20
 _BATCH_BYTES = 1 << 20
+_KEPT_SHARE, _LEAST_BUDGET = 4, 256 << 20
+"""Part of a memory budget for what the scan has read of remote files, and the least budget that has room for it."""
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)
 _RECORD_BYTES = 1 << 12
 _BAD = (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError)
@@ -77,6 +80,8 @@ class RecordSource(Source):
         self._scan_bytes = _SCAN_BYTES
         self.read_ahead_bytes = WINDOW_BYTES
         """Most bytes of remote files that are requested ahead."""
+        self._kept = KeptParts(WINDOW_BYTES)
+        """What the scan has read of remote files, for the rows."""
         self.shared_parts: SharedParts | None = None
         """Parts of remote files that the readers of splits share."""
         self.record_bytes = _RECORD_BYTES
@@ -246,10 +251,12 @@ class RecordSource(Source):
         self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 32))
         self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
         self.read_ahead_bytes = window_for(2 * nbytes)
+        if not self._kept.held_bytes:
+            self._kept = KeptParts(nbytes // _KEPT_SHARE if nbytes >= _LEAST_BUDGET else 0)
 
     def memory_usage(self) -> int:
         reader, pending = self._reader, self._pending
-        held = reader.held_bytes if reader is not None else 0
+        held = self._kept.held_bytes + (reader.held_bytes if reader is not None else 0)
         return held + self._pool.stats().free_bytes + (pending.nbytes if pending is not None else 0)
 
     def reset(self) -> None:
@@ -266,6 +273,7 @@ class RecordSource(Source):
         if self._scanned is not None:
             self._scanned.close()
         self._reader = self._pending = self._scanning = self._scanned = self._head = None
+        self._kept.clear()
 
     def state_dict(self) -> State:
         place = self._place()
@@ -317,10 +325,11 @@ class RecordSource(Source):
 
     def _blocks(self) -> BlockReader:
         if self._reader is None:
-            self._reader = self._new_reader(self._start)
+            ahead = RemoteReadAhead(self.files, self.read_ahead_bytes, kept=self._kept)
+            self._reader = self._new_reader(self._start, ahead)
         return self._reader
 
-    def _new_reader(self, place: BlockPosition) -> BlockReader:
+    def _new_reader(self, place: BlockPosition, ahead: RemoteReadAhead) -> BlockReader:
         return BlockReader(
             self.files,
             self._layout,
@@ -329,7 +338,7 @@ class RecordSource(Source):
             allow_empty=self._allow_empty,
             place=place,
             stamps=self._list.stamps,
-            ahead=RemoteReadAhead(self.files, self.read_ahead_bytes),
+            ahead=ahead,
         )
 
     def _layout(self, number: int) -> FileLayout:
@@ -340,12 +349,14 @@ class RecordSource(Source):
     def _first_block(self) -> Block | None:
         """The first block; the file stays open for the scan of the schema, which continues after it."""
         if self._scanned is None:
-            self._scanned = self._all_blocks()
+            self._kept.clear()
+            self._scanned = self._all_blocks(self._kept)
             self._head = next(self._scanned, None)
         return self._head
 
-    def _all_blocks(self) -> Generator[Block, None, None]:
-        reader = self._new_reader(BlockPosition())
+    def _all_blocks(self, keeps: KeptParts | None = None) -> Generator[Block, None, None]:
+        ahead = RemoteReadAhead(self.files, self.read_ahead_bytes, keeps=keeps)
+        reader = self._new_reader(BlockPosition(), ahead)
         try:
             while True:
                 try:

@@ -241,6 +241,14 @@ def test_without_control_groups_the_system_is_what_counts(machine: Machine) -> N
     assert machine.read() == MemoryReading(used_fraction=0.5, limit_bytes=16 * GIB, source="system")
 
 
+@pytest.mark.parametrize(("available", "used"), [(f"MemAvailable:  {2 << 20} kB\n", 0.75), ("", 0.5)])
+def test_the_memory_of_the_system_is_what_the_kernel_says_if_it_does(
+    machine: Machine, available: str, used: float
+) -> None:
+    machine.write("proc/meminfo", f"MemTotal:  {8 << 20} kB\nMemFree:  5 kB\n{available}HugePages_Total:  0\n")
+    assert machine.read().used_fraction == used  # without it as psutil has it
+
+
 def test_stalls_are_read_from_the_kernel(machine: Machine) -> None:
     machine.write(
         "proc/pressure/memory",

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ChangedFileError, ConfigError, DataError, ResumeError, SchemaError
+from penstock.files.ranges.row_groups import RowWidth
 from penstock.files.states import with_checksum
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -304,3 +305,34 @@ def test_a_file_that_is_gone_when_its_rows_are_decoded_is_no_damage(tmp_path: Pa
     assert block is not None
     with pytest.raises(ChangedFileError, match=r"a\.parquet"):
         source.decode(block)
+
+
+def test_the_width_of_rows_is_taken_from_files_before_that_are_encoded_alike(tmp_path: Path) -> None:
+    def group(name: str, texts: list[str], **options: Any) -> Any:
+        pq.write_table(pa.table({"text": texts, "id": range(len(texts))}), tmp_path / name, **options)
+        return pq.read_metadata(tmp_path / name).row_group(0)
+
+    texts = [f"{number:05}" * 40 for number in range(1000)]
+    width = RowWidth()
+    first = group("first.parquet", texts)
+    assert width.of(first, None) == 0
+    width.note(first, None, 212.0)
+    assert width.of(group("alike.parquet", texts[::-1]), None) == pytest.approx(212, rel=0.1)
+    assert width.of(group("wider.parquet", [text + "x" * 150 for text in texts]), None) > 300
+    # One long text in a dictionary: few bytes as encoded, many as decoded.
+    assert width.of(group("repeated.parquet", ["x" * 10_000] * 1000), None) == 0
+    assert width.of(group("plain.parquet", texts, use_dictionary=False), None) == 0
+    assert width.of(first, ["id"]) == 0
+
+
+def test_small_files_whose_rows_are_wider_than_those_before_stay_within_the_budget(tmp_path: Path) -> None:
+    for number in range(6):
+        wide = number % 2
+        texts = ["x" * 50_000] * 500 if wide else [f"{row}" for row in range(500)]
+        pq.write_table(pa.table({"text": texts}), tmp_path / f"{number}.parquet")
+    budget = MemoryBudget("64 MiB")
+    sizes: list[int] = []
+    for batch in Pipeline(ParquetSource(tmp_path), budget=budget):
+        sizes.append(batch.num_rows)
+        assert batch.nbytes < budget.capacity // 8
+    assert sum(sizes) == 3000

@@ -8,6 +8,7 @@ import io
 import json
 import lzma
 import pickle
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +22,10 @@ from penstock import Pipeline
 from penstock.errors import ChangedFileError, DataError, ResumeError
 from penstock.files.listing import list_files
 from penstock.files.objects import ChangedObjectError, open_bucket
+from penstock.files.ranges.read_ahead import KeptParts
 from penstock.files.ranges.remote_file import RemoteFile
 from penstock.sinks import MemorySink, ParquetSink
-from penstock.sources import MemorySource, ParquetSource, open_source
+from penstock.sources import MemorySource, ParquetSource, open_source, record_source
 
 ROWS = [{"id": number, "text": f"row {number} " * 9} for number in range(4000)]
 TABLE = pa.Table.from_pylist(ROWS)
@@ -182,6 +184,56 @@ def test_little_is_read_for_the_first_rows(s3_url: str, proxy: Proxy) -> None:
     assert source.next_batch(10).num_rows == 10
     source.close()
     assert proxy.bytes_down - before < len(data) / 2
+
+
+@pytest.mark.parametrize("kept", ["all", "some", "none"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows_are_made_of_what_the_scan_of_types_has_read_as_far_as_memory_goes(
+    s3_url: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, packed: bool, kept: str
+) -> None:
+    rows = [{"id": number, "text": random.Random(number).randbytes(60).hex()} for number in range(12_000)]
+    stored = 0
+    for number in range(3):
+        data = lines(rows[number::3])
+        data = gzip.compress(data) if packed else data
+        put(f"{s3_url}/{number}.jsonl{'.gz' if packed else ''}", data)
+        stored += len(data)
+    if kept == "some":
+        monkeypatch.setattr(record_source, "_KEPT_SHARE", (512 << 20) // (stored // 2))
+    sink_: MemorySink = MemorySink()
+    source: Any = open_source(s3_url)
+    before = proxy.bytes_down
+    Pipeline(source, [], sink_, budget="64 MiB" if kept == "none" else "512 MiB").run()
+    sent = (proxy.bytes_down - before) / stored
+    assert pa.Table.from_batches(sink_.batches).to_pylist() == rows[0::3] + rows[1::3] + rows[2::3]
+    least, most = {"all": (1.0, 1.1), "some": (1.2, 1.9), "none": (2.0, 2.1)}[kept]
+    assert least <= sent <= most
+
+
+def test_what_the_scan_of_types_has_read_counts_as_held_until_it_is_used(s3_url: str) -> None:
+    data = lines(ROWS)
+    put(f"{s3_url}/a.jsonl", data)
+    source: Any = open_source(f"{s3_url}/a.jsonl")
+    assert source.schema == TABLE.schema
+    held = source.memory_usage()
+    copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - made here
+    assert sum(batch.num_rows for batch in iter(lambda: copy.next_batch(1000), None)) == len(ROWS)
+    source.close()
+    assert held - source.memory_usage() == len(data)
+    assert source.next_batch(3).to_pylist() == ROWS[:3]
+
+
+def test_kept_parts_are_the_first_ones_and_are_given_up_as_they_are_passed() -> None:
+    first, second = (RemoteFile("s3://b", key, 20, None) for key in ("a", "b"))
+    kept = KeptParts(25)
+    for file, start, data in ((first, 0, b"x" * 10), (first, 10, b"y" * 10), (second, 0, b"z" * 10), (second, 10, b"")):
+        kept.keep(file, start, memoryview(data))
+    assert kept.held_bytes == 20
+    assert kept.part_at(first, 9) == (0, b"x" * 10)
+    assert kept.part_at(first, 10) == (10, b"y" * 10)
+    assert (kept.held_bytes, kept.is_at_last) == (10, True)
+    assert kept.part_at(second, 0) is None
+    assert kept.held_bytes == 0
 
 
 def test_a_slow_server_that_cuts_connections_changes_nothing(s3_url: str, proxy: Proxy) -> None:

@@ -132,12 +132,56 @@ class SharedParts:
             raise
 
 
+class KeptParts:
+    """Parts of files that are read twice from front to back: the first ones are kept, up to `most_bytes` of them."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._parts: deque[tuple[RemoteFile, int, memoryview]] = deque()
+        self._full = False
+        self.held_bytes = 0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Empty, in another process."""
+        return KeptParts, (self._most,)
+
+    def keep(self, file: RemoteFile, start: int, data: memoryview) -> None:
+        """Keep a part, if there was room for all before it."""
+        if self._parts and self._parts[-1][:2] == (file, start):
+            return
+        self._full = self._full or self.held_bytes + len(data) > self._most
+        if not self._full:
+            self._parts.append((file, start, data))
+            self.held_bytes += len(data)
+
+    def part_at(self, file: RemoteFile, position: int) -> tuple[int, memoryview] | None:
+        """Start and bytes of the part that holds a byte, if it was kept. Those before it are given up."""
+        while self._parts:
+            known, start, data = self._parts[0]
+            if known == file and start <= position < start + len(data):
+                return start, data
+            self._parts.popleft()
+            self.held_bytes -= len(data)
+        return None
+
+    @property
+    def is_at_last(self) -> bool:
+        """True if no other part was kept after the one that was taken last."""
+        return len(self._parts) == 1
+
+    def clear(self) -> None:
+        """Give all up; what is read next is kept again."""
+        self._parts.clear()
+        self.held_bytes, self._full = 0, False
+
+
 class RemoteReadAhead:
     """Files that are read one after the other, each from some offset to its end.
 
     The first request is small and the number of bytes ahead grows as they are used, up to `window_bytes`, beyond the
     end of a file into the next ones. `until` is a byte of the last file after which nothing is requested ahead; its
-    last record is read in steps of `record_bytes`, which grow. With `shared` parts it holds nothing itself.
+    last record is read in steps of `record_bytes`, which grow. With `shared` parts it holds nothing itself. What it
+    reads goes to `keeps`, for another reader, and what is in `kept` is not requested.
     """
 
     def __init__(
@@ -148,8 +192,11 @@ class RemoteReadAhead:
         until: int | None = None,
         record_bytes: int = _LEAST_PART // 4,
         shared: SharedParts | None = None,
+        keeps: KeptParts | None = None,
+        kept: KeptParts | None = None,
     ) -> None:
         self._files, self._window, self.until = files, window_bytes, until
+        self._keeps, self._kept = keeps, kept
         self._record_bytes, self._shared = record_bytes, shared
         self._part_bytes = _part_of(window_bytes)
         self._lanes: deque[tuple[int, _Lane]] = deque()
@@ -169,6 +216,9 @@ class RemoteReadAhead:
         """Start and bytes of the part of a file that holds a byte."""
         if self._shared is not None:
             return self._shared.part_at(self._file(number), position)
+        if self._kept is not None and (found := self._kept.part_at(self._file(number), position)) is not None:
+            self._request_behind(number, found[0] + len(found[1]))
+            return found
         while self._lanes and self._lanes[0][0] < number:
             self._lanes.popleft()[1].close()
         if not self._lanes or self._lanes[0][0] != number or not self._lanes[0][1].covers(position):
@@ -182,12 +232,25 @@ class RemoteReadAhead:
             lane.request(self._needed(position))
         start, data = lane.part_at(position)
         self._allowed = min(self._window, 2 * max(self._allowed, len(data)))
+        if self._keeps is not None:
+            self._keeps.keep(self._file(number), start, data)
         return start, data
 
     def close(self) -> None:
         while self._lanes:
             self._lanes.popleft()[1].close()
         self._allowed = 0
+
+    def _request_behind(self, number: int, position: int) -> None:
+        """Request what follows the last of the kept parts, while that is used."""
+        assert self._kept is not None
+        if self._lanes or not self._kept.is_at_last or self.until is not None:
+            return
+        if position >= self._file(number).size:
+            number, position = number + 1, 0
+        if number < len(self._files) and isinstance(self._files[number], RemoteFile) and self._file(number).size:
+            self._lanes.append((number, self._lane(number, position)))
+            self._allowed = self._lanes[0][1].request(min(self.first_bytes, self._needed(position)))
 
     def _file(self, number: int) -> RemoteFile:
         file = self._files[number]

@@ -69,6 +69,33 @@ class RowGroups:
             skip = 0
 
 
+class RowWidth:
+    """Bytes of a decoded row, from a few rows that were decoded to see it. Files like those before are not probed."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[list[tuple[str, bool]], float, float] | None = None
+        """Columns of a row group, bytes of a row of it as encoded, and as decoded."""
+
+    def of(self, group: Any, columns: list[str] | None) -> float:
+        """Width of the rows of a row group: as of the one seen, if their columns are encoded alike; 0 if not."""
+        seen = self._seen
+        if seen is None:
+            return 0.0
+        form, encoded = _form(group, columns)
+        alike = seen[0] == form and seen[1] / 2 <= encoded <= 2 * seen[1]
+        return seen[2] * max(1.0, encoded / max(1.0, seen[1])) if alike else 0.0
+
+    def note(self, group: Any, columns: list[str] | None, row_bytes: float) -> None:
+        self._seen = (*_form(group, columns), row_bytes)
+
+
+def _form(group: Any, columns: list[str] | None) -> tuple[list[tuple[str, bool]], float]:
+    """Columns of a row group and whether they have dictionaries, and the mean bytes of its encoded rows."""
+    chunks = list(_chunks(group, columns))
+    encoded = sum(chunk.total_uncompressed_size for chunk in chunks)
+    return [(chunk.path_in_schema, chunk.has_dictionary_page) for chunk in chunks], encoded / max(1, group.num_rows)
+
+
 class ParquetReader:
     """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
 
@@ -81,7 +108,9 @@ class ParquetReader:
         *,
         pages: bool,
         window: int = WINDOW_BYTES,
+        width: RowWidth | None = None,
     ) -> None:
+        self._width = RowWidth() if width is None else width
         self._checksums, self._pages = checksums, pages and checksums is None
         self._window = window
         self._ranges = RangeFile(path, window) if isinstance(path, RemoteFile) else None
@@ -233,11 +262,18 @@ class ParquetReader:
         return max(int(encoded), int(self._row_bytes * metadata.num_rows))
 
     def _probe(self, group: int) -> None:
-        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are.
+        # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are. That
+        # takes a whole page of each column, and often its dictionary: much of a small file.
+        metadata = self._file.metadata.row_group(group)
+        self._row_bytes = self._width.of(metadata, self._columns)
+        if self._row_bytes:
+            return
         if self._ranges is not None and self._planned != group:
             self._ranges.plan(self._spans(group))
-        probe = next(self._iterate(group, _PROBE_ROWS), None)
-        self._row_bytes = probe.nbytes / probe.num_rows if probe is not None and probe.num_rows else 0.0
+        probe = next(self._iterate(group, _PROBE_ROWS, use_threads=False), None)
+        if probe is not None and probe.num_rows:
+            self._row_bytes = probe.nbytes / probe.num_rows
+            self._width.note(metadata, self._columns, self._row_bytes)
 
     def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
         self._plan(group)
@@ -252,8 +288,8 @@ class ParquetReader:
             self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
             yield piece
 
-    def _iterate(self, group: int, rows: int) -> Iterator[Any]:
-        return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=True))
+    def _iterate(self, group: int, rows: int, *, use_threads: bool = True) -> Iterator[Any]:
+        return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=use_threads))
 
 
 def _chunks(group: Any, columns: list[str] | None) -> Iterator[Any]:
