@@ -60,6 +60,22 @@ def open_table(path: PathLike, version: int | None = None) -> Any:
         raise _refusal(deltalake, path, version, error) from error
 
 
+@contextlib.contextmanager
+def naming(path: PathLike) -> Iterator[None]:
+    """Give errors of an open table its name: deltalake reads parts of the log when they are asked for."""
+    deltalake = require_deltalake()
+    try:
+        yield
+    except (deltalake.exceptions.DeltaError, OSError) as error:
+        raise _refusal(deltalake, path, None, error) from error
+
+
+def transaction_version(table: Any, path: PathLike, run: str) -> int:
+    """Number of the last transaction of a run in a table; 0 if there is none."""
+    with naming(path):
+        return int(table.transaction_version(run) or 0)
+
+
 def _refusal(deltalake: Any, path: PathLike, version: int | None, error: Exception) -> Exception:
     reason = brief(error)
     if isinstance(error, OSError) or (is_remote(path) and any(sign in str(error) for sign in _UNREACHED)):

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from penstock.connections.delta import open_table
+from penstock.connections.delta import naming, open_table
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import local_or_none, shown
 from penstock.files.listing import PathLike
@@ -106,11 +106,13 @@ class DeltaSource(LakeSource):
             )
         schema = pa.schema(table.schema().to_arrow())
         mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+        with naming(self.location):
+            files = self._data_files(table, schema)
         return Snapshot(
             str(table.metadata().id),
             table.version(),
             schema,
-            self._data_files(table, schema),
+            files,
             id_key=b"delta.columnMapping.id" if mode == "id" else None,
             name_key=b"delta.columnMapping.physicalName" if mode != "none" else None,
         )
