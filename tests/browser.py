@@ -83,7 +83,8 @@ def opened(browser: Any, address: str | Path, *, dark: bool = False, width: int 
 
 def executable() -> str | None:
     """Path of Chromium."""
-    return shutil.which("chromium") or shutil.which("chromium-browser")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    return next((found for name in names if (found := shutil.which(name))), None)
 
 
 def missing() -> str | None:

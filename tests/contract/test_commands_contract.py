@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from penstock.batching.backends import BACKENDS
 from penstock.chat.templates import BUILT_IN
-from penstock.cli import completion, completion_table
-from penstock.cli.competitions import TYPES
+from penstock.cli.competitions.addition import TYPES
+from penstock.cli.completion import light_commands, table
 from penstock.cli.console import ExitCode, report_errors
 from penstock.cli.main import app
 from penstock.corpus.convert import FORMATS
@@ -60,16 +60,18 @@ CASES: dict[str, list[str]] = {
     "queue doctor": ["queue", "--wait-seconds", "0"],
     "queue purge": ["purged", "--yes", "--force"],
     "queue status": ["queue", "--seconds", "0"],
+    "report": ["chats.store", "--out", "page.html"],
     "run": ["pipeline.yaml"],
     "serve": [LOADER, "--port", "0"],
     "show": ["chats.store", "--row", "1"],
     "trace": [LOADER, "--row", "3"],
+    "ui": ["chats.store", "--port", "0"],
     "verify-resume": [LOADER, "--steps", "4", "--stops", "1", "--worlds", "1"],
     "versions": ["chats.store"],
 }
 FINDINGS = {"lint"}
 """Commands that find something in these cases."""
-SLOW = ("probe-isolation", "serve")
+SLOW = ("probe-isolation", "serve", "ui")
 
 
 def leaves() -> dict[str, Any]:
@@ -156,14 +158,15 @@ def test_probe_isolation_prints_json(call: Callable[..., Any], place: Path) -> N
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM that a process can handle")
-def test_serve_prints_one_line_of_json_and_ends_with_0(place: Path) -> None:
-    command = [sys.executable, "-m", "penstock", "serve", *CASES["serve"], "--json"]
+@pytest.mark.parametrize("path", ["serve", "ui"])
+def test_a_server_prints_one_line_of_json_and_ends_with_0(path: str, place: Path) -> None:
+    command = [sys.executable, "-m", "penstock", path, *CASES[path], "--json"]
     with subprocess.Popen(command, cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         first = json.loads(server.stdout.readline())
         server.send_signal(signal.SIGTERM)
         rest, _ = server.communicate(timeout=120)
-    assert first["port"] > 0
+    assert first["address"]
     assert (rest, server.returncode) == ("", 0)
 
 
@@ -281,18 +284,18 @@ def test_an_interrupted_command_ends_with_130(capsys: pytest.CaptureFixture[str]
 
 
 def test_the_table_for_completion_is_that_of_the_commands() -> None:
-    written = Path(completion_table.__file__).read_text(encoding="utf-8")
-    assert written == completion.table_source(), "run: python -m penstock.cli.completion"
+    written = Path(table.__file__).read_text(encoding="utf-8")
+    assert written == light_commands.table_source(), "run: python -m penstock.cli.completion"
 
 
 def test_completed_values_are_those_that_options_take() -> None:
-    values = {flag: list(given) for flag, given in completion.VALUES.items()}
+    values = {flag: list(given) for flag, given in light_commands.VALUES.items()}
     assert values["--filter"] == list(FILTERS)
     assert values["--template"] == sorted(BUILT_IN)
     assert sorted(values["--to"]) == sorted(FORMATS)
     assert values["--type"] == TYPES.split(", ")
     assert values["--set"] == [f"backend={name}" for name in sorted(BACKENDS)]
-    flags = {flag for _, _, options in completion_table.TABLE.values() for each in options for flag in each[0]}
+    flags = {flag for _, _, options in table.TABLE.values() for each in options for flag in each[0]}
     assert set(values) <= flags
 
 

@@ -1,7 +1,7 @@
 """Pipelines on a Ray cluster of three nodes: the bytes of a local run, also when nodes and drivers are killed.
 
 The functions without `test_` are drivers: they run in the namespace of the cluster, as programs of their own.
-`python tests/e2e/ray_chaos.py SECONDS` kills nodes and drivers at random for so long.
+`test_ray_chaos.py` kills nodes and drivers at random.
 """
 
 from __future__ import annotations

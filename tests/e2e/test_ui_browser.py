@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -14,29 +13,14 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.browser import WatchedPage, chromium
 from tests.servers import missing
 from tests.ui_server import LONG, UiServer
 
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
 
-_FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync"),
-)
 HOSTILE = "<script>document.title='taken'</script><img src=x onerror=\"document.title='taken'\">\u202eevil\x00"
-
-
-def _browser() -> str:
-    """Path of Chromium; a machine without one skips, and CI fails."""
-    if reason := missing("playwright", "axe-playwright-python", "starlette", "uvicorn"):
-        pytest.skip(reason)
-    found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if found is None:
-        if os.environ.get("CI"):
-            pytest.fail("Chromium is not installed, and CI skips no test; install the package chromium")
-        pytest.skip("Chromium is not installed")
-    return found
 
 
 def write_reading(file: Any, number: int) -> None:
@@ -74,37 +58,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[UiServer]:
-    _browser()
-    names = ("chats.store", "chats.jsonl", "train.yaml", "run.metrics.jsonl")
-    with UiServer(*(folder / name for name in names)) as server:
-        yield server
-
-
-@pytest.fixture(scope="module")
-def context(tmp_path_factory: pytest.TempPathFactory, server: UiServer) -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        made = playwright.chromium.launch_persistent_context(
-            tmp_path_factory.mktemp("chromium"), executable_path=_browser(), headless=True, args=list(_FLAGS)
-        )
+def context() -> Iterator[Any]:
+    if reason := missing("starlette", "uvicorn"):
+        pytest.skip(reason)
+    with chromium() as browser:
+        made = browser.new_context()
         made.set_default_timeout(LONG * 1000)
         yield made
         made.close()
 
 
+@pytest.fixture(scope="module")
+def server(context: Any, folder: Path) -> Iterator[UiServer]:
+    names = ("chats.store", "chats.jsonl", "train.yaml", "run.metrics.jsonl")
+    with UiServer(*(folder / name for name in names)) as server:
+        yield server
+
+
 @pytest.fixture
 def page(context: Any, server: UiServer) -> Iterator[Any]:
     """A page that has been let in; an error on its console is a failure."""
-    made, problems = context.new_page(), []
-    made.on("console", lambda said: problems.append(said.text) if said.type in ("error", "warning") else None)
-    made.on("pageerror", lambda error: problems.append(str(error)))
+    made, said = context.new_page(), []
+    made.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    made.on("pageerror", lambda error: said.append(str(error)))
     made.goto(server.address)
     made.wait_for_url(f"{server.origin}/")
     yield made
     made.close()
-    assert not problems
+    assert not said
 
 
 PATHS = ["/", "/t/0?q=answer+7", "/t/0/row/0-0-3", "/t/1/row/0-0-0", "/t/2", "/t/2/step/5", "/t/2/trace?row=17", "/t/3"]
@@ -112,16 +93,13 @@ PATHS = ["/", "/t/0?q=answer+7", "/t/0/row/0-0-3", "/t/1/row/0-0-0", "/t/2", "/t
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_page_is_accessible_and_fits_a_phone(page: Any, server: UiServer, scheme: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
     page.emulate_media(color_scheme=scheme)
     for path in PATHS if scheme == "light" else PATHS[1:3]:
         page.set_viewport_size({"width": 1280, "height": 900})
         page.goto(server.origin + path)
-        found = Axe().run(page).response["violations"]
-        assert not [(path, each["id"], each["nodes"]) for each in found if each["impact"] in ("serious", "critical")]
+        assert not WatchedPage(page).problems(), path
         page.set_viewport_size({"width": 360, "height": 740})
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, path
+        assert not WatchedPage(page).scrolls_sideways(), path
         assert page.title() != "taken"
 
 

@@ -15,6 +15,7 @@ from penstock.batching.backends import Backend, backend_of, batch_dtype, block_d
 from penstock.batching.backends.base import Array, Device, PendingCopy, exactly
 from penstock.batching.collate import CompactBatch
 from penstock.batching.fields import DeferredFields, HostFields
+from penstock.batching.view import BatchView
 from penstock.errors import ConfigError, SchemaError
 
 _TOKENWISE = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids", "document_ids")
@@ -54,7 +55,7 @@ class _BatchFacts(MutableMapping[str, Any]):
 
 
 @dataclass(eq=False, repr=False)
-class TrainingBatch(_BatchFacts):
+class TrainingBatch(BatchView, _BatchFacts):
     """Arrays of one step, of NumPy, torch, MLX or JAX: `model(**batch)`, or field by field.
 
         input_ids           (rows, tokens)

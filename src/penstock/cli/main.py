@@ -62,7 +62,7 @@ class _Commands(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         if ctx is not None and ctx.resilient_parsing:  # completion in the shell
-            from penstock.cli.completion import table_command
+            from penstock.cli.completion.light_commands import table_command
 
             if (known := table_command(cmd_name)) is not None:
                 return known

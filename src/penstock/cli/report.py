@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import emit, say
+from penstock.cli.console import emit, say, working
 from penstock.cli.options import JsonOption, command
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
@@ -42,7 +42,9 @@ def report(
     path = Path(out)
     if path.is_dir():
         raise ConfigError(f"--out {out} is a directory; name a file, such as {path / 'report.html'}")
-    made = build_report(target, other, tokenizer=tokenizer, quarantine=quarantine, samples=samples, seed=seed).encode()
+    given: dict[str, Any] = {"tokenizer": tokenizer, "quarantine": quarantine, "samples": samples, "seed": seed}
+    with working(f"writing {path}"):
+        made = build_report(target, other, **given).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, made)
     facts = {"page": str(path), "bytes": len(made)}

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -63,4 +66,20 @@ def ui(
         shown = [(f"{target.kind}", target.shown) for target in site.targets]
         print_table(fact_table([("address", access.address), *shown, ("", "Ctrl-C ends it")]))
 
-    serve(site, listener, started=started)
+    with _ended_by_signals():
+        serve(site, listener, started=started)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the command with 0, also before the server handles them and when it raises them again."""
+
+    def end(number: int, _: object) -> None:
+        raise SystemExit(0)
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -142,7 +142,7 @@ class LineProgress:
 
 
 def run_moment(snapshot: Mapping[str, Any], rates: Rates) -> Moment:
-    """What a display shows of a snapshot."""
+    """Moment of a run, from a snapshot."""
     return Moment(
         snapshot["seconds"],
         rates.share,

@@ -78,7 +78,7 @@ class WorkProgress:
         self._display.clear()
 
     def moment(self) -> Moment:
-        """What the display shows now."""
+        """Moment of the work now, as the display shows it."""
         seconds, now = time.monotonic() - self._started, self._figures
         if not now.done:
             self._window.clear()  # the time before the first figure (an open store, a scan) is not part of the speed

@@ -25,6 +25,7 @@ import xxhash
 
 from penstock._suggest import did_you_mean
 from penstock.errors import ConfigError
+from penstock.html import facts, fragment, table
 from penstock.order.block_shuffle import described
 from penstock.order.edits import Ban, Edit, Reweight, Skip
 from penstock.order.mixing import Mixture
@@ -102,6 +103,24 @@ class Plan:
             "stopping": None if self.schedule is None else self.stopping,
             "drop_last": self.drop_last,
         }
+
+    def _repr_html_(self) -> str:
+        """Sources and their orders for a notebook."""
+        shown: list[tuple[object, ...]] = [("samples of a step", self.global_batch), ("sources", len(self.sources))]
+        shown += [("weights", "by schedule")] if self.schedule is not None else []
+        shown += [("edits", len(self.edits))] if self.edits else []
+        rows = [
+            (
+                each["name"],
+                str(each["shuffle"]),
+                each["seed"],
+                str(each["order"]),
+                str(each["max_epochs"] or "no limit"),
+            )
+            for each in self.describe()["sources"]
+        ]
+        columns = ["source", "shuffle", "seed", "order", "epochs"]
+        return fragment(facts(shown), table(rows, columns, caption=f"Plan {self.fingerprint}"))
 
     # Reading
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock.html import fragment, table
 from penstock.memory.budget import format_bytes
 from penstock.pipeline.metrics import TOKENS, tokens_in
 
@@ -86,6 +87,14 @@ class Report:
         rows = sum(stage["rows_in"] for stage in self.stages if stage["kind"] in ("source", "decode"))
         megabytes = self.stages[0]["bytes_in"] / 1e6
         return f"{rows / self.seconds:,.0f} rows/s, {megabytes / self.seconds:,.1f} MB/s"
+
+    def _repr_html_(self) -> str:
+        """Figures and stages for a notebook."""
+        shown = [table(list(self.lines()), ["", "figure", "remark"], caption="Report of a run")]
+        if self.stages:
+            names = [name for name in self.stages[0] if all(name in stage for stage in self.stages)]
+            shown.append(table([[stage[name] for name in names] for stage in self.stages], names, caption="Stages"))
+        return fragment(*shown)
 
     @property
     def dropped_tokens(self) -> dict[str, int]:

@@ -13,9 +13,9 @@ from penstock.corpus.prepare import losses_of
 from penstock.html import Html, Section, element, note, section, table
 from penstock.html.charts import bar_chart, bin_edges, histogram_bars, line_chart
 from penstock.loaders.loader_file import LoaderConfig
+from penstock.report.page_parts import chart_figure, flat, short_name
 from penstock.report.plan import figures_of, mixture_points, open_planned, overview_facts
 from penstock.report.plan_figures import MOST_SOURCES, PlanFigures, largest_sources
-from penstock.report.wording import chart_figure, flat, short_name
 from penstock.store import Store
 
 Ints = npt.NDArray[np.int64]

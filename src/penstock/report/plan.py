@@ -12,10 +12,10 @@ from penstock.html.charts import bar_chart, line_chart, stacked_areas
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, open_rank
 from penstock.memory.budget import format_bytes
-from penstock.report.bin_drawing import draw_bins
+from penstock.report.bin_chart import draw_bins
+from penstock.report.page_parts import chart_figure, percent, settings_table, short_name
 from penstock.report.plan_figures import MOST_SOURCES, PlanFigures, largest_sources, plan_figures
 from penstock.report.step_bins import Floats, StepSeries
-from penstock.report.wording import chart_figure, percent, settings_table, short_name
 from penstock.store.preferences import PairTable
 
 _DRAWN_STEPS = 3

@@ -10,7 +10,7 @@ import orjson
 
 from penstock.html import Section, note, section, table
 from penstock.html.charts import bar_chart
-from penstock.report.wording import chart_figure
+from penstock.report.page_parts import chart_figure
 
 _MOST_BYTES = 64 << 20
 _MOST_REASONS, _SHOWN_REASONS, _EXAMPLE_CHARACTERS = 1000, 25, 300

@@ -14,10 +14,10 @@ from penstock.html import Section, facts, note, section, subsection, table
 from penstock.html.charts import bar_chart, line_chart
 from penstock.memory.budget import format_bytes
 from penstock.pipeline.report import format_seconds
+from penstock.report.page_parts import chart_figure, percent, short_name
 from penstock.report.quarantine_file import quarantine_section
 from penstock.report.run_directory import run_files
-from penstock.report.run_record import RunPart, RunRecord, rates, read_run
-from penstock.report.wording import chart_figure, percent, short_name
+from penstock.report.run_record import RecordedRun, RunPart, rates, read_run
 
 _MOST_NOTES, _MOST_REASONS, _MOST_PARTS = 30, 40, 8
 _LOST = (
@@ -53,7 +53,7 @@ def run_sections(target: Path) -> list[Section]:
     return made
 
 
-def record_sections(record: RunRecord, *, named: bool = False) -> list[Section]:
+def record_sections(record: RecordedRun, *, named: bool = False) -> list[Section]:
     """Sections of the record of a run; of a resumed run each part has its own."""
     made: list[Section] = []
     shown = record.parts[-_MOST_PARTS:]
@@ -65,13 +65,13 @@ def record_sections(record: RunRecord, *, named: bool = False) -> list[Section]:
 
 
 def state_of(part: RunPart) -> str:
-    """How a part ended, in a word or two."""
+    """End of a part, in a word or two."""
     if part.end is not None:
         return part.end
     return "still running" if part.is_alive else "killed: the file has no end"
 
 
-def _run(title: str, record: RunRecord, part: RunPart) -> Section:
+def _run(title: str, record: RecordedRun, part: RunPart) -> Section:
     header, state = part.header, state_of(part)
     parts: list[object] = []
     if part.error is not None:

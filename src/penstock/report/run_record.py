@@ -94,7 +94,7 @@ class RunPart:
 
 
 @dataclass(slots=True)
-class RunRecord:
+class RecordedRun:
     """Parts of a run, in the order of the file."""
 
     path: Path
@@ -103,9 +103,9 @@ class RunRecord:
     """Lines that are no JSON object, the last one of a killed writer included."""
 
 
-def read_run(path: Path) -> RunRecord:
+def read_run(path: Path) -> RecordedRun:
     """Record of a metrics file. Torn lines are counted and left out; a second header begins another part."""
-    record = RunRecord(path)
+    record = RecordedRun(path)
     with path.open("rb") as file:
         for line in _lines(file):
             facts = _parsed(line)

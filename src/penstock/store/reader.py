@@ -35,6 +35,7 @@ from penstock.store.shards import (
     map_lengths,
     read_lengths,
 )
+from penstock.store.tables import StoreTables
 
 if TYPE_CHECKING:
     from penstock.store.foreign.base import ForeignOptions
@@ -93,7 +94,7 @@ def _refuse_layout(path: PathLike, layout: ForeignOptions) -> None:
         raise ConfigError(f"{name}={value!r} is for token data of other programs, and {os.fspath(path)!r} is none")
 
 
-class Store(Sequence[dict[str, Any]]):
+class Store(StoreTables, Sequence[dict[str, Any]]):
     """The rows of one version. `store[i]` is a dict; its lists of numbers are read-only views of the file.
 
     Shards are mapped when first touched, so opening costs milliseconds however many there are. Safe to use from several

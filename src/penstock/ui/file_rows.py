@@ -28,7 +28,7 @@ from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, open_split
 from penstock.sources.text import TextSource
 from penstock.ui.matches import Query, characters, characters_in
-from penstock.ui.rows import Deadline, Place, RowDetail, RowPage, RowSummary, snippet
+from penstock.ui.rows import Deadline, RowDetail, RowPage, RowPlace, RowSummary, snippet
 
 _ALONE = (JsonlSource, JsonSource, CsvSource, TextSource, ParquetSource, ArrowSource)
 """Sources of which a file can be opened without the others."""
@@ -63,24 +63,24 @@ class FileRows:
         rows = _count(found) if len(found.files) == 1 else None
         return [(os.fspath(file) if isinstance(file, os.PathLike) else str(file), rows) for file in found.files]
 
-    def page(self, at: Place, count: int) -> RowPage:
+    def page(self, at: RowPlace, count: int) -> RowPage:
         return self._look(at, count, None, Deadline(float("inf")))
 
-    def search(self, query: Query, at: Place, count: int, deadline: Deadline) -> RowPage:
+    def search(self, query: Query, at: RowPlace, count: int, deadline: Deadline) -> RowPage:
         return self._look(at, count, query, deadline)
 
-    def find(self, file: int, row: int, deadline: Deadline) -> tuple[Place, bool]:
+    def find(self, file: int, row: int, deadline: Deadline) -> tuple[RowPlace, bool]:
         found = self._found()
         self._check_file(found, file)
         if not _is_text(found):
             rows = _count(SourceFiles(found.kind, [found.files[file]])) if issubclass(found.kind, _ALONE) else None
             if rows is not None and row >= rows:
                 raise ConfigError(f"row {row:,} does not exist; the file has {rows:,} rows, counted from 0")
-            return Place(file, 0, row), True
+            return RowPlace(file, 0, row), True
         at = self._mark_before(file, row)
         for block in self._blocks(found, at, _BLOCK_BYTES):
             if block.problem is None and block.first <= row < block.first + len(block.starts):
-                return Place(file, block.offset + int(block.starts[row - block.first]), row), True
+                return RowPlace(file, block.offset + int(block.starts[row - block.first]), row), True
             at = block.after(file)
             if deadline.over:
                 # However short the way was, the next request begins here.
@@ -88,7 +88,7 @@ class FileRows:
                 return at, False
         raise ConfigError(f"row {row:,} does not exist; the file has {at.row:,} rows, counted from 0")
 
-    def row(self, at: Place) -> RowDetail:
+    def row(self, at: RowPlace) -> RowDetail:
         found = self._found()
         self._check_file(found, at.file)
         if _is_text(found):
@@ -103,19 +103,19 @@ class FileRows:
                 return RowDetail(at, _as_row(value), raw=raw, problem=problem, following=following)
         else:
             for batch, row in self._batches(found, at, 2):
-                following = Place(at.file, 0, row + 1) if batch.num_rows > 1 else None
+                following = RowPlace(at.file, 0, row + 1) if batch.num_rows > 1 else None
                 return RowDetail(at, batch.slice(0, 1).to_pylist()[0], following=following)
         raise ConfigError(f"row {at.row:,} does not exist in file {at.file}")
 
     # -- looking -----------------------------------------------------------------------------------------------------
 
-    def _look(self, at: Place, count: int, query: Query | None, deadline: Deadline) -> RowPage:
+    def _look(self, at: RowPlace, count: int, query: Query | None, deadline: Deadline) -> RowPage:
         found = self._found()
         self._check_file(found, at.file)
         rows: list[RowSummary] = []
-        place: Place | None = at
+        place: RowPlace | None = at
         for file in range(at.file, len(found.files)):
-            begin = at if file == at.file else Place(file)
+            begin = at if file == at.file else RowPlace(file)
             look = self._look_in_text if _is_text(found) else self._look_in_batches
             place = look(found, begin, count, query, deadline, rows)
             if place is not None:
@@ -125,12 +125,12 @@ class FileRows:
     def _look_in_text(
         self,
         found: SourceFiles,
-        at: Place,
+        at: RowPlace,
         count: int,
         query: Query | None,
         deadline: Deadline,
         rows: list[RowSummary],
-    ) -> Place | None:
+    ) -> RowPlace | None:
         """Add matching rows of one file; where to go on, or None at its end."""
         for block in self._blocks(found, at, _PAGE_BYTES if query is None else _BLOCK_BYTES):
             if block.problem is not None:
@@ -155,12 +155,12 @@ class FileRows:
     def _look_in_batches(
         self,
         found: SourceFiles,
-        at: Place,
+        at: RowPlace,
         count: int,
         query: Query | None,
         deadline: Deadline,
         rows: list[RowSummary],
-    ) -> Place | None:
+    ) -> RowPlace | None:
         wanted = _BATCH_ROWS if query is not None else count + 1
         for batch, first in self._batches(found, at, wanted):
             hits = np.ones(batch.num_rows, bool)
@@ -170,17 +170,17 @@ class FileRows:
                 hits &= query.fitting(characters_in(batch))
             for number in np.flatnonzero(hits).tolist():
                 if len(rows) == count:
-                    return Place(at.file, 0, first + number)
+                    return RowPlace(at.file, 0, first + number)
                 value = batch.slice(number, 1).to_pylist()[0]
-                place = Place(at.file, 0, first + number)
+                place = RowPlace(at.file, 0, first + number)
                 rows.append(RowSummary(place, characters(value), snippet(_readable(value), query)))
             if deadline.over:
-                return Place(at.file, 0, first + batch.num_rows)
+                return RowPlace(at.file, 0, first + batch.num_rows)
         return None
 
     # -- reading -----------------------------------------------------------------------------------------------------
 
-    def _blocks(self, found: SourceFiles, at: Place, nbytes: int) -> Iterator[_TextBlock]:
+    def _blocks(self, found: SourceFiles, at: RowPlace, nbytes: int) -> Iterator[_TextBlock]:
         """Blocks of records of one file, from a place on. With 1 byte, each has one record."""
         source: RecordSource = found.kind([found.files[at.file]], allow_empty=True)
         reader = source.reader_of(0, BlockPosition(0, at.offset, at.row))
@@ -202,13 +202,13 @@ class FileRows:
                 self._remember(found.files[at.file], at.file, raw.place.row, raw.place.offset)
                 yield _TextBlock(data, raw.place, starts, stops, decode, None, None)
 
-    def _records(self, found: SourceFiles, at: Place) -> Iterator[tuple[_TextBlock, int]]:
+    def _records(self, found: SourceFiles, at: RowPlace) -> Iterator[tuple[_TextBlock, int]]:
         """Records one by one, blank ones left out."""
         for block in self._blocks(found, at, 1):
             numbers = [0] if block.problem is not None else block.filled()
             yield from ((block, number) for number in numbers)
 
-    def _batches(self, found: SourceFiles, at: Place, count: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def _batches(self, found: SourceFiles, at: RowPlace, count: int) -> Iterator[tuple[pa.RecordBatch, int]]:
         alone = issubclass(found.kind, _ALONE)
         source: Any = found.kind([found.files[at.file]], allow_empty=True) if alone else found.open()
         number, row = (0 if alone else at.file), at.row
@@ -247,11 +247,11 @@ class FileRows:
                 insort(marks, (row, offset))
             self._marks[file] = (size, marks)
 
-    def _mark_before(self, file: int, row: int) -> Place:
+    def _mark_before(self, file: int, row: int) -> RowPlace:
         with self._lock:
             marks = self._marks.get(file, (0, []))[1]
             at = bisect_right(marks, (row, 1 << 62))
-            return Place(file, marks[at - 1][1], marks[at - 1][0]) if at else Place(file)
+            return RowPlace(file, marks[at - 1][1], marks[at - 1][0]) if at else RowPlace(file)
 
 
 class _TextBlock:
@@ -270,15 +270,15 @@ class _TextBlock:
         self._data, self.starts, self._stops, self._decode = data, starts, stops, decode
         self.first, self.offset, self.problem, self._end = place.row, place.offset, problem, end
 
-    def place(self, file: int, number: int) -> Place:
+    def place(self, file: int, number: int) -> RowPlace:
         start = int(self.starts[number]) if len(self.starts) else 0
-        return Place(file, self.offset + start, self.first + number)
+        return RowPlace(file, self.offset + start, self.first + number)
 
-    def after(self, file: int) -> Place:
+    def after(self, file: int) -> RowPlace:
         """Place of the record after the last."""
         if self._end is not None:
-            return Place(file, self._end.offset, self._end.row)
-        return Place(file, self.offset + len(self._data), self.first + len(self.starts))
+            return RowPlace(file, self._end.offset, self._end.row)
+        return RowPlace(file, self.offset + len(self._data), self.first + len(self.starts))
 
     def record(self, number: int) -> bytes:
         return self._data[int(self.starts[number]) : int(self._stops[number])]

@@ -10,7 +10,7 @@ from penstock.memory.budget import format_bytes
 from penstock.ui.frame import counted, document, field_box, form, link, place_line
 from penstock.ui.matches import MOST_QUERY, Query
 from penstock.ui.params import Params
-from penstock.ui.rows import PAGE_ROWS, Deadline, Place, RowPage, RowSummary, RowTable
+from penstock.ui.rows import PAGE_ROWS, Deadline, RowPage, RowPlace, RowSummary, RowTable
 from penstock.ui.site import Site
 from penstock.ui.targets import Target
 
@@ -23,7 +23,7 @@ def row_list(site: Site, target: Target, given: Mapping[str, str]) -> str:
     query = Query(params.text("q", MOST_QUERY).strip("\r\n"), params.number("min"), params.number("max"))
     wanted, file = params.number("row"), params.number("file") or 0
     unfinished: Html | None = None
-    at = Place.parse(given["at"]) if given.get("at") else Place(file)
+    at = RowPlace.parse(given["at"]) if given.get("at") else RowPlace(file)
     if wanted is not None:
         at, found = table.find(file, wanted, Deadline())
         if not found:
@@ -69,7 +69,9 @@ def _facts(site: Site, target: Target) -> Html | None:
     return Html(facts(shown) + escape(note(reason, kind="warning") if reason else None))
 
 
-def _forms(target: Target, table: RowTable, query: Query, at: Place, files: Sequence[tuple[str, int | None]]) -> Html:
+def _forms(
+    target: Target, table: RowTable, query: Query, at: RowPlace, files: Sequence[tuple[str, int | None]]
+) -> Html:
     unit = table.unit
     search = form(
         target.address,
@@ -171,7 +173,7 @@ def _span(page: RowPage, files: Sequence[tuple[str, int | None]]) -> str:
     return f"rows {page.first.row:,} to {end}{whole}"
 
 
-def _turns(target: Target, table: RowTable, page: RowPage, query: Query, at: Place) -> Html:
+def _turns(target: Target, table: RowTable, page: RowPage, query: Query, at: RowPlace) -> Html:
     """Links to the pages before and after."""
     kept: dict[str, Any] = {"q": query.text, "min": query.shortest, "max": query.longest}
     before = after = None
@@ -187,7 +189,7 @@ def _turns(target: Target, table: RowTable, page: RowPage, query: Query, at: Pla
     return element("nav", before, after, class_="turns", aria_label="Pages")
 
 
-def _go_on_to(target: Target, at: Place, row: int) -> Html:
+def _go_on_to(target: Target, at: RowPlace, row: int) -> Html:
     more = link("Go on", target.address, "n", row=row, file=at.file or None)
     return element(
         "p",
@@ -208,7 +210,7 @@ def _file_links(target: Target, files: Sequence[tuple[str, int | None]], here: i
             element(
                 "a",
                 visible(name.rpartition("/")[2], 60),
-                href=f"{target.address}?at={Place(number)}",
+                href=f"{target.address}?at={RowPlace(number)}",
                 aria_current="true" if number == here else None,
             ),
         )

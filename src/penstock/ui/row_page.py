@@ -14,7 +14,7 @@ from penstock.html.tokens import token_legend, token_view
 from penstock.ui.frame import counted, document, field_box, form, link, panel
 from penstock.ui.matches import MOST_QUERY
 from penstock.ui.params import Params
-from penstock.ui.rows import Deadline, Place, RowDetail, TokenPart
+from penstock.ui.rows import Deadline, RowDetail, RowPlace, TokenPart
 from penstock.ui.site import Site
 from penstock.ui.targets import Target
 from penstock.ui.token_parts import parts_of
@@ -30,7 +30,7 @@ _ANY = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_INDENT_
 
 def row_page(site: Site, target: Target, place: str, given: Mapping[str, str]) -> str:
     """The row at a place."""
-    params, rows, at = Params(given), site.rows(target.number), Place.parse(place)
+    params, rows, at = Params(given), site.rows(target.number), RowPlace.parse(place)
     detail = rows.row(at)
     first = params.number("token") or 0
     name = f"row {at.row:,}" + (f" of file {at.file}" if at.file else "")
@@ -85,7 +85,7 @@ def _token_panels(site: Site, target: Target, detail: RowDetail, first: int) -> 
     return [_tokens(target, detail.place, part, vocabulary, first) for part in parts]
 
 
-def _tokens(target: Target, at: Place, part: TokenPart, vocabulary: Vocabulary | None, first: int) -> Html:
+def _tokens(target: Target, at: RowPlace, part: TokenPart, vocabulary: Vocabulary | None, first: int) -> Html:
     count = len(part.ids)
     first = min(first, max(0, count - 1))
     ids = np.asarray(part.ids[first : first + TOKENS_SHOWN])
@@ -113,7 +113,7 @@ def _tokens(target: Target, at: Place, part: TokenPart, vocabulary: Vocabulary |
     )
 
 
-def _token_turns(target: Target, at: Place, count: int, first: int) -> Html | None:
+def _token_turns(target: Target, at: RowPlace, count: int, first: int) -> Html | None:
     if count <= TOKENS_SHOWN:
         return None
     address = f"{target.address}/row/{at}"
@@ -205,7 +205,7 @@ def _written(value: Any) -> str:
         return str(value)
 
 
-def _uses(site: Site, target: Target, at: Place) -> Html | None:
+def _uses(site: Site, target: Target, at: RowPlace) -> Html | None:
     loaders = site.of_kind("loader") if target.kind == "store" else []
     if not loaders:
         return None

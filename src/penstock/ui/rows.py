@@ -20,7 +20,7 @@ SNIPPET_TOKENS, SNIPPET_CHARACTERS = 160, 320
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
+class RowPlace:
     """Row of a target: its file, the byte in it where reading may begin, and its number in the file."""
 
     file: int = 0
@@ -31,7 +31,7 @@ class Place:
         return f"{self.file}-{self.offset}-{self.row}"
 
     @classmethod
-    def parse(cls, text: str) -> Place:
+    def parse(cls, text: str) -> RowPlace:
         parts = text.split("-")
         if len(parts) != 3 or not all(part.isascii() and part.isdecimal() and len(part) < 19 for part in parts):
             raise ConfigError(f"a place is FILE-OFFSET-ROW, such as 0-0-17, got {text[:80]!r}")
@@ -42,7 +42,7 @@ class Place:
 class RowSummary:
     """A row in a list."""
 
-    place: Place
+    place: RowPlace
     length: int | None
     """Tokens, or characters of text."""
     text: str
@@ -57,9 +57,9 @@ class RowPage:
     """Some rows in order, and how far the search for them looked."""
 
     rows: Sequence[RowSummary]
-    first: Place
+    first: RowPlace
     """Where looking began."""
-    last: Place | None
+    last: RowPlace | None
     """Where it goes on; None at the end."""
 
 
@@ -76,13 +76,13 @@ class TokenPart:
 class RowDetail:
     """One row with everything in it."""
 
-    place: Place
+    place: RowPlace
     values: Mapping[str, Any]
     tokens: Sequence[TokenPart] = ()
     raw: str = ""
     """The record as it stands in the file, if it is text."""
     problem: str = ""
-    following: Place | None = None
+    following: RowPlace | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -96,15 +96,15 @@ class RowTable(Protocol):
         """Name of each file, and its rows where that is known."""
         ...
 
-    def page(self, at: Place, count: int) -> RowPage: ...
+    def page(self, at: RowPlace, count: int) -> RowPage: ...
 
-    def search(self, query: Query, at: Place, count: int, deadline: Deadline) -> RowPage: ...
+    def search(self, query: Query, at: RowPlace, count: int, deadline: Deadline) -> RowPage: ...
 
-    def find(self, file: int, row: int, deadline: Deadline) -> tuple[Place, bool]:
+    def find(self, file: int, row: int, deadline: Deadline) -> tuple[RowPlace, bool]:
         """Place of a row, and True; or how far the search for it came until the deadline, and False."""
         ...
 
-    def row(self, at: Place) -> RowDetail: ...
+    def row(self, at: RowPlace) -> RowDetail: ...
 
 
 class Deadline:

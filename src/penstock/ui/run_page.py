@@ -10,9 +10,10 @@ from itertools import pairwise
 from penstock.html import Html, element, facts, figure, note, shown_number, table
 from penstock.html.charts import bar_chart, histogram_bars, line_chart
 from penstock.memory.budget import format_bytes
+from penstock.metrics.readings import key_of, labels_of
 from penstock.pipeline.report import format_seconds
 from penstock.ui.frame import badge, document, live, panel, place_line
-from penstock.ui.runs import STATE_TEXTS, Reading, RunRecord, State, labels_of
+from penstock.ui.runs import STATE_TEXTS, FollowedRun, MetricsReading, State
 from penstock.ui.site import Site
 from penstock.ui.targets import Target
 
@@ -32,7 +33,7 @@ def run_page(site: Site, target: Target) -> str:
     )
 
 
-def run_panels(record: RunRecord) -> Iterator[Html]:
+def run_panels(record: FollowedRun) -> Iterator[Html]:
     """Parts of the page, each with an id."""
     yield _state(record)
     latest = record.latest
@@ -44,7 +45,7 @@ def run_panels(record: RunRecord) -> Iterator[Html]:
     yield _all_readings(latest)
 
 
-def run_line(record: RunRecord) -> str:
+def run_line(record: FollowedRun) -> str:
     """The state of a run in a line, for the overview."""
     latest = record.latest
     if latest is None:
@@ -62,12 +63,12 @@ def run_line(record: RunRecord) -> str:
     return ", ".join(parts)
 
 
-def state_badge(record: RunRecord) -> Html:
+def state_badge(record: FollowedRun) -> Html:
     state = record.state()
     return badge(state, _GOOD.get(state, "plain"))
 
 
-def _state(record: RunRecord) -> Html:
+def _state(record: FollowedRun) -> Html:
     header, latest = record.header, record.latest
     state = record.state()
     said = f"The run {STATE_TEXTS[state]}."
@@ -101,7 +102,7 @@ def _state(record: RunRecord) -> Html:
 # -- pipelines ---------------------------------------------------------------------------------------------------------
 
 
-def _pipeline(record: RunRecord, latest: Reading) -> Iterator[Html]:
+def _pipeline(record: FollowedRun, latest: MetricsReading) -> Iterator[Html]:
     shown: list[Fact] = []
     for name, key in (("rows in", "rows_in"), ("rows out", "rows_out")):
         value, rate = latest.get(f"penstock_pipeline_{key}_total"), record.rate(f"penstock_pipeline_{key}_total")
@@ -141,7 +142,7 @@ def _pipeline(record: RunRecord, latest: Reading) -> Iterator[Html]:
         yield panel("left-out", "Rows left out or changed", bar_chart(lost, label="Rows by reason", unit="rows"))
 
 
-def _stages(latest: Reading) -> Html:
+def _stages(latest: MetricsReading) -> Html:
     columns = ["stage", "kind", "rows in", "rows out", "busy", "threads", "waits for input", "waits for room"]
     stages: dict[tuple[str, str], dict[str, float]] = {}
     for key, value in latest.metrics.items():
@@ -174,7 +175,7 @@ def _stages(latest: Reading) -> Html:
 # -- loaders -----------------------------------------------------------------------------------------------------------
 
 
-def _loader(record: RunRecord, latest: Reading) -> Iterator[Html]:
+def _loader(record: FollowedRun, latest: MetricsReading) -> Iterator[Html]:
     shown: list[Fact] = []
     if (step := latest.get("penstock_loader_step")) is not None:
         shown.append(("next step", int(step), f"epoch {latest.get('penstock_loader_epoch', 0):.0f}"))
@@ -209,7 +210,7 @@ def _loader(record: RunRecord, latest: Reading) -> Iterator[Html]:
 # -- queues ------------------------------------------------------------------------------------------------------------
 
 
-def _queue(record: RunRecord, latest: Reading) -> Iterator[Html]:
+def _queue(record: FollowedRun, latest: MetricsReading) -> Iterator[Html]:
     splits: dict[str, dict[str, float]] = {}
     for key, value in latest.metrics.items():
         if key.startswith("penstock_queue_") and (split := labels_of(key).get("split")) is not None:
@@ -226,14 +227,14 @@ def _queue(record: RunRecord, latest: Reading) -> Iterator[Html]:
         for labels, value in latest.labelled("penstock_queue_members")
     ]
     yield _facts_panel("members", "Members", members)
-    series = {split: record.series(f'penstock_queue_ready_batches{{split="{split}"}}') for split in splits}
+    series = {split: record.series(key_of("penstock_queue_ready_batches", split=split)) for split in splits}
     yield _chart_panel("backlog", "Over time", [("Backlog", "batches", series)])
 
 
 # -- rollouts ----------------------------------------------------------------------------------------------------------
 
 
-def _rollouts(record: RunRecord, latest: Reading) -> Iterator[Html]:
+def _rollouts(record: FollowedRun, latest: MetricsReading) -> Iterator[Html]:
     shown: list[Fact] = []
     for name, key in (
         ("waiting", "waiting"),
@@ -265,7 +266,7 @@ def _rollouts(record: RunRecord, latest: Reading) -> Iterator[Html]:
     yield from _by_label(latest, "penstock_rollouts_dropped_total", "reason", "dropped", "Not used", "rollouts")
 
 
-def _rewards(latest: Reading) -> Html:
+def _rewards(latest: MetricsReading) -> Html:
     """Histogram of rewards, from the cumulative buckets of Prometheus."""
     buckets = sorted(
         (float(labels["le"]), value)
@@ -294,7 +295,7 @@ def _facts_panel(anchor: str, title: str, shown: Sequence[Fact]) -> Html:
     return panel(anchor, title, facts(shown) if shown else note("Nothing was measured yet."))
 
 
-def _charts(record: RunRecord, *wanted: tuple[str, str, dict[str, str], bool]) -> Html:
+def _charts(record: FollowedRun, *wanted: tuple[str, str, dict[str, str], bool]) -> Html:
     """Charts over time: (title, unit, key of each line, True for the growth of a counter)."""
     made = []
     for title, unit, keys, grows in wanted:
@@ -316,14 +317,14 @@ def _chart_panel(anchor: str, title: str, wanted: Sequence[tuple[str, str, Serie
 
 
 def _by_label(
-    latest: Reading, name: str, label: str, anchor: str, title: str, unit: str, scale: float = 1.0
+    latest: MetricsReading, name: str, label: str, anchor: str, title: str, unit: str, scale: float = 1.0
 ) -> Iterator[Html]:
     items = [(labels.get(label, "?"), value * scale) for labels, value in latest.labelled(name)]
     if items:
         yield panel(anchor, title, bar_chart(items, label=title, unit=unit))
 
 
-def _all_readings(latest: Reading) -> Html:
+def _all_readings(latest: MetricsReading) -> Html:
     rows = [(key, value) for key, value in sorted(latest.metrics.items())]
     body = table(rows, ["metric", "value"], caption="The last reading", most=2000)
     found = element("details", element("summary", f"All {len(rows):,} metrics"), body, id="all-metrics")
@@ -344,7 +345,7 @@ def _is_number(text: str | None) -> bool:
     return True
 
 
-_SUBJECTS: dict[str, Callable[[RunRecord, Reading], Iterator[Html]]] = {
+_SUBJECTS: dict[str, Callable[[FollowedRun, MetricsReading], Iterator[Html]]] = {
     "pipeline": _pipeline,
     "loader": _loader,
     "queue": _queue,

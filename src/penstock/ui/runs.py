@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
@@ -16,6 +15,7 @@ import orjson
 import psutil
 
 from penstock.errors import DataError
+from penstock.metrics.readings import labels_of
 from penstock.ui.targets import METRICS_MARK
 
 State = Literal["waiting", "running", "silent", "finished", "failed", "stopped", "killed"]
@@ -32,12 +32,10 @@ _MOST_READINGS = 600
 """Readings that are kept; beyond it, every second of the older ones is left out."""
 _MOST_BYTES, _TAIL_BYTES, _PROBES = 8 << 20, 1 << 20, 300
 _SILENT_SECONDS = 30.0
-_LABEL = re.compile(r'([A-Za-z_][A-Za-z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_ESCAPES = {"\\\\": "\\", '\\"': '"', "\\n": "\n"}
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class MetricsReading:
     """Metrics at one time, by flat key."""
 
     seconds: float
@@ -56,13 +54,13 @@ class Reading:
 
 
 @dataclass(slots=True)
-class RunRecord:
+class FollowedRun:
     """Record of a run, as far as it was read."""
 
     header: Mapping[str, Any] = field(default_factory=dict)
     parts: int = 0
     """Headers: more than one if the run was resumed."""
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[MetricsReading] = field(default_factory=list)
     end: Mapping[str, Any] | None = None
     skipped_lines: int = 0
     """Lines that were not read: damaged ones, and those left out of a long file."""
@@ -72,7 +70,7 @@ class RunRecord:
         return str(self.header.get("kind", "run"))
 
     @property
-    def latest(self) -> Reading | None:
+    def latest(self) -> MetricsReading | None:
         return self.readings[-1] if self.readings else None
 
     def state(self) -> State:
@@ -126,10 +124,10 @@ class RunFile:
     def __init__(self, path: str) -> None:
         self._path = Path(path)
         self._lock = threading.Lock()
-        self._record = RunRecord()
+        self._record = FollowedRun()
         self._at, self._inode = 0, -1
 
-    def look(self) -> RunRecord:
+    def look(self) -> FollowedRun:
         """The record as it is now. A file that was removed after it was seen is an error."""
         with self._lock:
             try:
@@ -139,12 +137,12 @@ class RunFile:
                 if self._inode >= 0:
                     raise DataError("the metrics file was removed while it was shown", file=str(self._path)) from None
             record = self._record
-            return RunRecord(dict(record.header), record.parts, list(record.readings), record.end, record.skipped_lines)
+            return replace(record, readings=list(record.readings))  # readers see no line that comes later
 
     def _read(self, file: BinaryIO) -> None:
         stat = os.fstat(file.fileno())
         if stat.st_ino != self._inode or stat.st_size < self._at:
-            self._record, self._at, self._inode = RunRecord(), 0, stat.st_ino  # another file, or one begun anew
+            self._record, self._at, self._inode = FollowedRun(), 0, stat.st_ino  # another file, or one begun anew
         if stat.st_size - self._at > _MOST_BYTES:
             self._probe(file, stat.st_size)
         file.seek(self._at)
@@ -190,24 +188,15 @@ class RunFile:
             record.skipped_lines += 1
 
 
-def labels_of(key: str) -> dict[str, str]:
-    """Labels of a flat key, unescaped."""
-    found = _LABEL.findall(key.partition("{")[2])
-    return {label: re.sub(r"\\.", lambda hit: _ESCAPES.get(hit[0], hit[0]), value) for label, value in found}
-
-
-def last_lines(reading: Reading | None, names: Sequence[str]) -> list[tuple[str, float]]:
-    """Values of some names that a reading has."""
-    return [(name, reading.metrics[name]) for name in names if reading is not None and name in reading.metrics]
-
-
-def _reading(facts: Mapping[str, Any]) -> Reading:
+def _reading(facts: Mapping[str, Any]) -> MetricsReading:
     metrics = {
         str(key): float(value)
         for key, value in facts["metrics"].items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    return Reading(_number(facts.get("seconds")), _number(facts.get("time")), metrics, str(facts.get("note") or ""))
+    return MetricsReading(
+        _number(facts.get("seconds")), _number(facts.get("time")), metrics, str(facts.get("note") or "")
+    )
 
 
 def _number(value: Any) -> float:

@@ -16,7 +16,7 @@ from penstock.files.filesystems import local_or_none
 from penstock.store import Store, open_store
 from penstock.store.manifest import MANIFEST_NAME
 from penstock.ui.matches import Query
-from penstock.ui.rows import SNIPPET_TOKENS, Deadline, Place, RowDetail, RowPage, RowSummary, TokenPart, snippet
+from penstock.ui.rows import SNIPPET_TOKENS, Deadline, RowDetail, RowPage, RowPlace, RowSummary, TokenPart, snippet
 from penstock.ui.vocabulary import Vocabulary, vocabulary_of
 
 _SHARD_PIECE = 1 << 20
@@ -61,21 +61,21 @@ class StoreRows:
         store = self.store
         return [(store.shown, len(store))]
 
-    def find(self, file: int, row: int, deadline: Deadline) -> tuple[Place, bool]:
+    def find(self, file: int, row: int, deadline: Deadline) -> tuple[RowPlace, bool]:
         rows = len(self.store)
         if not rows or row >= rows:
             raise ConfigError(f"row {row:,} does not exist; the store has {rows:,} rows, counted from 0")
-        return Place(0, 0, row), True
+        return RowPlace(0, 0, row), True
 
-    def page(self, at: Place, count: int) -> RowPage:
+    def page(self, at: RowPlace, count: int) -> RowPage:
         store = self.store
         begin = min(max(0, at.row), len(store))
         stop = min(begin + count, len(store))
         rows = [each for batch in store.batches(begin, stop) for each in self._summaries(store, batch)]
         numbered = [_numbered(summary, begin + number) for number, summary in enumerate(rows)]
-        return RowPage(numbered, Place(0, 0, begin), Place(0, 0, stop) if stop < len(store) else None)
+        return RowPage(numbered, RowPlace(0, 0, begin), RowPlace(0, 0, stop) if stop < len(store) else None)
 
-    def search(self, query: Query, at: Place, count: int, deadline: Deadline) -> RowPage:
+    def search(self, query: Query, at: RowPlace, count: int, deadline: Deadline) -> RowPage:
         store, begin = self.store, min(at.row, len(self.store))
         if query.text:
             found, stop = self._by_text(store, query, begin, count, deadline)
@@ -87,14 +87,14 @@ class StoreRows:
             for batch in store.batches(row, row + 1)
             for summary in self._summaries(store, batch, query)
         ]
-        return RowPage(rows, Place(0, 0, begin), Place(0, 0, stop) if stop < len(store) else None)
+        return RowPage(rows, RowPlace(0, 0, begin), RowPlace(0, 0, stop) if stop < len(store) else None)
 
-    def row(self, at: Place) -> RowDetail:
+    def row(self, at: RowPlace) -> RowDetail:
         store = self.store
         if not 0 <= at.row < len(store):
             raise ConfigError(f"row {at.row:,} does not exist; the store has {len(store):,} rows, counted from 0")
         values = store[at.row]
-        following = Place(0, 0, at.row + 1) if at.row + 1 < len(store) else None
+        following = RowPlace(0, 0, at.row + 1) if at.row + 1 < len(store) else None
         parts, others = _token_parts(store, values)
         return RowDetail(at, others, parts, following=following)
 
@@ -152,7 +152,7 @@ class StoreRows:
                 supervised = int(mask.true_count) if mask is not None and pa.types.is_boolean(mask.type) else None
             text = _text_of_row(ids, vocabulary, query) if ids is not None else _plain_text(batch, number)
             length = int(lengths[number]) if lengths is not None else None
-            made.append(RowSummary(Place(), length, text, supervised))
+            made.append(RowSummary(RowPlace(), length, text, supervised))
         return made
 
     def _texts(self) -> tuple[Vocabulary | None, str]:
@@ -241,7 +241,7 @@ def _plain_text(batch: pa.RecordBatch, number: int) -> str:
 
 
 def _numbered(summary: RowSummary, row: int) -> RowSummary:
-    return RowSummary(Place(0, 0, row), summary.length, summary.text, summary.supervised)
+    return RowSummary(RowPlace(0, 0, row), summary.length, summary.text, summary.supervised)
 
 
 def _token_parts(store: Store, values: dict[str, Any]) -> tuple[list[TokenPart], dict[str, Any]]:

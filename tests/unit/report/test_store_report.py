@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bucket_stores import upload_store
 from page_reader import Node, parsed
 from penstock.corpus.prepare import EXAMPLES_NAME, drop_examples_of
 from penstock.errors import ConfigError
@@ -17,7 +18,7 @@ from penstock.report import build_report
 from penstock.report.page import MOST_BYTES, target_kind
 from penstock.store import open_store
 from report_stores import HOSTILE, chat_store, text_store
-from token_stores import make_preferences, make_rows, make_store
+from token_stores import make_masks, make_preferences, make_rows, make_store
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +103,7 @@ def test_left_out_rows_are_shown_with_examples(folder: Path) -> None:
     assert any(tip.startswith("cut off on the right:") for tip in tips)
     assert [summary.text for summary in left_out.all("summary")] == ["Examples: duplicate"]
     with open_store(store) as opened:
-        assert len(drop_examples_of(opened)["duplicate"]) > 1
+        assert any("window.hacked" in row for row in drop_examples_of(opened)["duplicate"])
     assert "Rows by language" in section_of(tree, "sources-and-languages").text
     (store / EXAMPLES_NAME).write_text(json.dumps({"key": "another", "examples": {"x": ["y"]}}))
     with open_store(store) as opened:
@@ -165,3 +166,14 @@ def test_the_command_writes_the_page(tmp_path: Path) -> None:
     done = subprocess.run(arguments, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"page": str(page), "bytes": page.stat().st_size}
     assert facts_of(parsed(page.read_text("utf-8")))["rows"] == "3"
+
+
+def test_a_store_in_a_bucket_has_the_same_page_as_on_disk(tmp_path: Path, s3_url: str) -> None:
+    rows = make_rows(30, 20)
+    local = make_store(tmp_path / "a.store", rows, make_masks(rows))
+    url = upload_store(local, f"{s3_url}/a.store")
+    here, there = (parsed(build_report(target)) for target in (str(local), url))
+    assert facts_of(there) == facts_of(here)
+    boxes = [[box.attributes["data-ids"] for box in tree.all("div", class_="tokens")] for tree in (here, there)]
+    assert boxes[0] == boxes[1]
+    assert len(boxes[0]) == 12

@@ -17,7 +17,7 @@ from penstock.errors import ConfigError, DataError
 from penstock.store import StoreWriter
 from penstock.ui.file_rows import FileRows
 from penstock.ui.matches import Query, characters, characters_in
-from penstock.ui.rows import Deadline, Place
+from penstock.ui.rows import Deadline, RowPlace
 from penstock.ui.store_rows import StoreRows
 
 
@@ -27,7 +27,7 @@ def numbers(page: object) -> list[int]:
 
 def read_all(table: FileRows, count: int) -> list[tuple[int, int, str]]:
     """All rows, page by page."""
-    found, at = [], Place()
+    found, at = [], RowPlace()
     while at is not None:
         page = table.page(at, count)
         found += [(row.place.file, row.place.row, row.text) for row in page.rows]
@@ -46,7 +46,7 @@ def test_pages_of_json_lines_have_every_row_once(tmp_path: Path, count: int) -> 
 
 def test_blank_lines_count_and_bad_ones_are_shown_in_their_place(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"text": "one"}, "", "{broken", {"text": "two"}])
-    rows = FileRows(str(path)).page(Place(), 10).rows
+    rows = FileRows(str(path)).page(RowPlace(), 10).rows
     assert [(row.place.row, bool(row.problem)) for row in rows] == [(0, False), (2, True), (3, False)]
     detail = FileRows(str(path)).row(rows[1].place)
     assert detail.problem
@@ -59,12 +59,12 @@ def test_rows_of_several_files_go_on_from_file_to_file(tmp_path: Path) -> None:
         write_lines(tmp_path / f"{name}.jsonl", [{"text": f"{name}{number}"} for number in range(3)])
     found = read_all(FileRows(str(tmp_path)), 2)
     assert found == [(file, row, f"{name}{row}") for file, name in enumerate("ab") for row in range(3)]
-    assert [row.text for row in FileRows(str(tmp_path)).search(Query("b2"), Place(), 5, Deadline()).rows] == ["b2"]
+    assert [row.text for row in FileRows(str(tmp_path)).search(Query("b2"), RowPlace(), 5, Deadline()).rows] == ["b2"]
 
 
 def test_csv_parquet_arrow_text_and_compressed_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('id,text\n1,"two\nlines"\n2,x\n3\n')
-    rows = FileRows(str(tmp_path / "a.csv")).page(Place(), 10).rows
+    rows = FileRows(str(tmp_path / "a.csv")).page(RowPlace(), 10).rows
     assert [row.text for row in rows] == ["id: 1 text: two lines", "id: 2 text: x", "3"]
     assert "header has 2" in rows[2].problem
     table = pa.table({"text": [f"row {number}" for number in range(100)]})
@@ -80,7 +80,7 @@ def test_csv_parquet_arrow_text_and_compressed_files_are_read(tmp_path: Path) ->
         place, known = rows_of.find(0, 63, Deadline())
         assert known
         assert rows_of.row(place).values == {"text": "row 63"}
-        assert numbers(rows_of.search(Query("row 7"), Place(), 20, Deadline())) == [7, *range(70, 80)]
+        assert numbers(rows_of.search(Query("row 7"), RowPlace(), 20, Deadline())) == [7, *range(70, 80)]
         with pytest.raises(ConfigError, match="has 100 rows"):
             rows_of.find(0, 100, Deadline())
 
@@ -88,7 +88,7 @@ def test_csv_parquet_arrow_text_and_compressed_files_are_read(tmp_path: Path) ->
 def test_a_search_that_runs_out_of_time_says_how_far_it_looked_and_goes_on_there(tmp_path: Path) -> None:
     rows = [{"text": f"row {number} " + "x" * 1000} for number in range(5000)]
     table = FileRows(str(write_lines(tmp_path / "a.jsonl", rows)))
-    at, found, requests = Place(), [], 0
+    at, found, requests = RowPlace(), [], 0
     while at is not None:
         page = table.search(Query("row 4321 "), at, 10, Deadline(0.0))
         found += numbers(page)
@@ -117,9 +117,9 @@ def test_a_row_far_away_is_found_in_several_requests(tmp_path: Path) -> None:
 
 def test_search_by_length_counts_characters(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "a.jsonl", [{"text": "x" * number, "more": ["y"]} for number in range(30)])
-    assert numbers(FileRows(str(path)).search(Query("", 11, 13), Place(), 9, Deadline())) == [10, 11, 12]
+    assert numbers(FileRows(str(path)).search(Query("", 11, 13), RowPlace(), 9, Deadline())) == [10, 11, 12]
     pq.write_table(pa.table({"t": ["x" * number for number in range(30)]}), tmp_path / "a.parquet")
-    assert numbers(FileRows(str(tmp_path / "a.parquet")).search(Query("", 11, 13), Place(), 9, Deadline())) == [
+    assert numbers(FileRows(str(tmp_path / "a.parquet")).search(Query("", 11, 13), RowPlace(), 9, Deadline())) == [
         11,
         12,
         13,
@@ -158,7 +158,7 @@ def test_the_quick_look_at_a_block_misses_no_row(
     for ascii_only in (True, False):
         path = tmp_path_factory.getbasetemp() / "quick.jsonl"
         path.write_text("".join(json.dumps({"t": each}, ensure_ascii=ascii_only) + "\n" for each in texts))
-        found = numbers(FileRows(str(path)).search(Query(text), Place(), 99, Deadline()))
+        found = numbers(FileRows(str(path)).search(Query(text), RowPlace(), 99, Deadline()))
         assert found == [number for number, each in enumerate(texts) if Query(text).is_in_value(each)]
 
 
@@ -168,11 +168,11 @@ def test_the_quick_look_at_a_block_misses_no_row(
 def test_rows_of_a_store_are_paged_and_searched_in_their_tokens(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", [f"Document {number} end" for number in range(120)])
     table = StoreRows(str(store))
-    assert numbers(table.page(Place(0, 0, 110), 50)) == list(range(110, 120))
-    assert numbers(table.search(Query("document 11"), Place(), 50, Deadline())) == [11, *range(110, 120)]
-    assert numbers(table.search(Query("document 11"), Place(0, 0, 112), 3, Deadline())) == [112, 113, 114]
-    assert numbers(table.search(Query("Document 11 "), Place(), 50, Deadline())) == [11]
-    assert not numbers(table.search(Query("endDocument"), Place(), 50, Deadline()))
+    assert numbers(table.page(RowPlace(0, 0, 110), 50)) == list(range(110, 120))
+    assert numbers(table.search(Query("document 11"), RowPlace(), 50, Deadline())) == [11, *range(110, 120)]
+    assert numbers(table.search(Query("document 11"), RowPlace(0, 0, 112), 3, Deadline())) == [112, 113, 114]
+    assert numbers(table.search(Query("Document 11 "), RowPlace(), 50, Deadline())) == [11]
+    assert not numbers(table.search(Query("endDocument"), RowPlace(), 50, Deadline()))
 
 
 def test_lengths_are_searched_in_the_index_over_shards(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_lengths_are_searched_in_the_index_over_shards(tmp_path: Path) -> None:
     table = StoreRows(str(tmp_path / "s"))
     assert len(table.store.manifest.shards) > 3
     wanted = np.flatnonzero((lengths >= 40) & (lengths <= 44)).tolist()
-    found, at = [], Place()
+    found, at = [], RowPlace()
     while at is not None:
         page = table.search(Query("", 40, 44), at, 10, Deadline(0.0))
         found, at = found + numbers(page), page.last  # type: ignore[assignment]
@@ -230,7 +230,7 @@ def test_hostile_strings_are_text(tmp_path: Path) -> None:
         file.write(b'{"text": "\\ud800 lone"}\n\xff\xfe bad\n')
     made = client(lines, make_store(tmp_path / "s", [HOSTILE]))
     pages = ["/t/0", "/t/0/row/0-0-0", "/t/1", "/t/1/row/0-0-0", "/t/0?q=%3Cscript%3E", "/t/1?q=%3Cscript%3E"]
-    pages += [f"/t/0/row/{row.place}" for row in FileRows(str(lines)).page(Place(), 9).rows]
+    pages += [f"/t/0/row/{row.place}" for row in FileRows(str(lines)).page(RowPlace(), 9).rows]
     for path in pages:
         text = shown(made, path)
         assert "<script>" not in text
@@ -257,11 +257,11 @@ def test_a_store_that_is_removed_while_shown_is_named(tmp_path: Path) -> None:
 def test_a_shard_that_is_removed_while_shown_is_named(tmp_path: Path) -> None:
     store = make_store(tmp_path / "s", ["one", "two"])
     table = StoreRows(str(store))
-    table.row(Place(0, 0, 1))
+    table.row(RowPlace(0, 0, 1))
     for shard in store.rglob("*.arrow"):
         shard.unlink()
     with pytest.raises(DataError, match=r"removed|missing"):
-        table.page(Place(), 10)
+        table.page(RowPlace(), 10)
 
 
 def test_a_store_without_its_tokenizer_shows_ids_and_says_why(tmp_path: Path) -> None:

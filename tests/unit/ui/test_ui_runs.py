@@ -6,9 +6,11 @@ from pathlib import Path
 
 import orjson
 import pytest
-from ui_cases import HOSTILE, client, shown, write_lines, write_run
+from ui_cases import HOSTILE, client, make_store, shown, write_lines, write_run
 
+from penstock import Pipeline, PretrainDataLoader
 from penstock.errors import DataError
+from penstock.transforms import Lower
 from penstock.ui.runs import RunFile
 
 PIPELINE = [
@@ -178,3 +180,19 @@ def test_a_metrics_file_that_is_missing_after_it_was_seen_is_an_error(tmp_path: 
     path.unlink()
     with pytest.raises(DataError, match="removed"):
         run.look()
+
+
+def test_files_that_pipelines_and_loaders_write_are_shown(tmp_path: Path) -> None:
+    rows = [{"text": f"row {number} " * 20} for number in range(50)]
+    pipeline, loader = tmp_path / "p.metrics.jsonl", tmp_path / "l.metrics.jsonl"
+    Pipeline(rows, [Lower("text")], tmp_path / "out.jsonl").run(metrics=str(pipeline))
+    store = make_store(tmp_path / "s", [row["text"] for row in rows])
+    with PretrainDataLoader(store, chunk_size=64, batch_size=4, backend="numpy", metrics=str(loader)) as batches:
+        steps = sum(1 for _ in batches)
+    made = client(pipeline, loader)
+    text = shown(made, "/t/0")
+    for said in (">finished</span>", "Lower(&#x27;text&#x27;)", "<dt>rows out</dt><dd>50", "Busy share"):
+        assert said in text, said
+    text = shown(made, "/t/1")
+    for said in (f"<dt>next step</dt><dd>{steps}<", "<dt>data wait</dt>", "<dt>padding</dt>"):
+        assert said in text, said

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from penstock.html import Html, element
 from penstock.html.charts import SERIES, legend
+from penstock.report.page_parts import chart_figure, short_name
 from penstock.report.step_bins import PackedStep, SampleSpan
-from penstock.report.wording import chart_figure, short_name
 
 _ROW, _BAR = 18, 13
 

@@ -1,6 +1,6 @@
 """Completion in the shell without the imports of a command, which take a second: commands are rebuilt from a table.
 
-`completion_table.py` holds the options of all commands. After a change of options, write it again:
+`table.py` holds the options of all commands. After a change of options, write it again:
 
     python -m penstock.cli.completion
 
@@ -17,7 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.completion_table import TABLE
+from penstock.cli.completion.table import TABLE
 
 VALUES: dict[str, Sequence[str]] = {
     "--engine": ("local", "ray"),
@@ -148,7 +148,7 @@ def _short(text: str) -> str:
 
 
 def table_source() -> str:
-    """Text of `completion_table.py`."""
+    """Text of `table.py`."""
     lines = [
         '"""Options of all commands, for completion in the shell; written by `python -m penstock.cli.completion`."""'
     ]
@@ -159,9 +159,3 @@ def table_source() -> str:
         lines += [f"            {option!r}," for option in options]
         lines += ["        ],", "    ),"]
     return "\n".join([*lines, "}", ""])
-
-
-if __name__ == "__main__":
-    from pathlib import Path
-
-    Path(__file__).with_name("completion_table.py").write_text(table_source(), encoding="utf-8")
