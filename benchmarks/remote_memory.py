@@ -32,7 +32,8 @@ ROOT = Path(__file__).parents[1]
 BUDGET = 64 << 20
 SLOW_BYTES_PER_SECOND = 60e6
 ROW_BYTES = 2000
-TINY_ROWS = 3000
+TINY_ROWS = 100
+_MOST_ROWS = 3000
 BUCKETS = {
     "s3-jsonl": "jsonl",
     "s3-jsonl-zst": "jsonl.zst",
@@ -55,7 +56,7 @@ class MadeRows:
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         if not self._left:
             return None
-        rows = min(max_rows, self._left, TINY_ROWS)
+        rows = min(max_rows, self._left, _MOST_ROWS)
         ids = pa.array(range(self._next, self._next + rows), pa.int64())
         self._left -= rows
         self._next += rows
