@@ -29,6 +29,8 @@ import psutil
 
 ACCESS_KEY, SECRET_KEY = "penstock", "penstock-secret-3f9a"
 BUCKET = "pen"
+KILLS = int(os.environ.get("PENSTOCK_KILLS", "2"))
+"""Times that each test of kills kills its server; more by hand: `PENSTOCK_KILLS=10 pytest -k kill ...`."""
 _READY_SECONDS = 60.0
 
 

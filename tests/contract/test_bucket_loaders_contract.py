@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 from tests.bucket_stores import upload_store
-from tests.servers import Proxy, S3Server
+from tests.servers import KILLS, Proxy, S3Server
 from tests.token_stores import make_masks, make_preferences, make_rows, make_store
 
 from penstock import ConversationDataLoader, MixedDataLoader, PreferenceDataLoader, PretrainDataLoader
@@ -253,10 +253,7 @@ def test_streaming_refuses_a_store_in_a_bucket(stores: tuple[Path, str]) -> None
         text(stores[1], streaming=True)
 
 
-@pytest.mark.parametrize("kills", [3])
-def test_a_server_that_is_killed_again_and_again_feeds_on(
-    tmp_path: Path, kills: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_killed_again_and_again_feeds_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = make_store(tmp_path / "a.store", make_rows(400, 40, seed=2), shard_bytes=2000)
     with S3Server() as server:
         for name, value in server.environment.items():
@@ -270,7 +267,7 @@ def test_a_server_that_is_killed_again_and_again_feeds_on(
         with PretrainDataLoader(f"{server.url}/a.store", cache_dir=tmp_path / "c", cache_bytes=4000, **given) as loader:
             for number, batch in enumerate(loader):
                 found.append(batch.input_ids.tolist())
-                if number % (len(wanted) // kills) == 1:
+                if number % (len(wanted) // KILLS) == 1:
                     for thread in restarts:
                         thread.join()
                     server.kill()  # in the middle of what is fetched ahead
@@ -278,5 +275,5 @@ def test_a_server_that_is_killed_again_and_again_feeds_on(
                     restarts[-1].start()
         for thread in restarts:
             thread.join()
-    assert len(restarts) >= kills
+    assert len(restarts) >= KILLS
     assert found == wanted

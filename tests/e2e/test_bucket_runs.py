@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 import tokenizers
 from tests.buckets import download, names_in
-from tests.servers import ACCESS_KEY, SECRET_KEY, Proxy, S3Server, environment_of
+from tests.servers import ACCESS_KEY, KILLS, SECRET_KEY, Proxy, S3Server, environment_of
 from typer.testing import CliRunner
 
 import penstock.files.object_lock as object_lock
@@ -100,29 +100,42 @@ def test_a_writer_that_is_killed_again_and_again_writes_every_row_once(
     assert [name for name in names_in(s3_url) if name.startswith(".")] == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "options"),
+    [
+        (ParquetSink, "out.parquet", {}),
+        (StoreSink, "out.store", {"tokens": None, "shard_bytes": 5000}),
+        *([(JsonlSink, "out.jsonl", {})] if KILLS > 2 else []),
+    ],
+)
 def test_a_server_that_is_killed_while_it_is_written_to_loses_nothing(
-    rows_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: Any, name: str, options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects, "_LONGEST_PAUSE", 0.2)
     with S3Server() as server:
-        for name, value in server.environment.items():
-            monkeypatch.setenv(name, value)
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
         kills = []
 
         class Killing(RowsSource):
             """Kills the server between two batches, while the sink writes those before."""
 
             def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-                if self.state_dict()["row"] // 200 > len(kills):
+                if len(kills) < KILLS and self.state_dict()["row"] > len(kills) * len(ROWS) // (KILLS + 1):
                     kills.append(server.process)
                     server.kill()
                     server.start()
                 return super().next_batch(max_rows)
 
         url = f"{server.url}/test"
-        Pipeline(Killing(ROWS, batch_rows=50), [], ParquetSink(f"{url}/out.parquet"), EVERY).run(f"{url}/kept")
-        assert len(kills) >= 2
-        assert read(download(url, tmp_path / "copy") / "out.parquet") == ROWS
+        Pipeline(Killing(ROWS, batch_rows=50), [], kind(f"{url}/{name}", **options), EVERY).run(f"{url}/kept")
+        assert len(kills) == KILLS
+        copy = download(url, tmp_path / "copy") / name
+        if kind is StoreSink:
+            with open_store(copy, verify="full") as store:
+                assert store.take(range(len(store))).to_pylist() == ROWS
+        else:
+            assert read(copy) == ROWS
 
 
 class SlowRows(RowsSource):

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.servers import BUCKET, Proxy, RedisServer, S3Server, environment_of, missing
+from tests.servers import BUCKET, KILLS, Proxy, RedisServer, S3Server, environment_of, missing
 
 from penstock.connections import redis as redis_connections
 from penstock.connections import shared_cache as shared_caches
@@ -102,6 +102,31 @@ def test_a_server_that_is_killed_costs_no_batch_and_no_second_warning(
             assert batches(texts, tmp_path / "two", server.url) == expected
             assert batches(texts, tmp_path / "three", server.url) == expected
             assert len(warnings_in(caplog)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"), [("redis", "put"), ("redis", "get"), ("s3", "put"), *([("s3", "get")] if KILLS > 2 else [])]
+)
+def test_a_server_that_is_killed_and_started_again_and_again_never_serves_a_wrong_batch(
+    kind: str, method: str, texts: Path, expected: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the middle of each writing, which leaves a part of the files; then of each reading of them all."""
+    with (RedisServer if kind == "redis" else S3Server)() as server:
+        for name, value in server.environment.items() if isinstance(server, S3Server) else ():
+            monkeypatch.setenv(name, value)
+        if method == "get":
+            assert batches(texts, tmp_path / "ci", server.url) == expected
+        for kill in range(KILLS):
+            cache = Killing(server.url, server.kill, method, kill + 2)
+            assert batches(texts, tmp_path / f"killed {kill}", cache) == expected
+            assert server.process is None
+            server.start()
+            if method == "put":
+                for entry in [*open_cache(server.url).entries()]:
+                    assert open_cache(server.url).get(entry.key) is not None
+                    open_cache(server.url).delete(entry.key)
+        shared_caches._of_url.cache_clear()
+        assert batches(texts, tmp_path / "last", server.url) == expected
 
 
 @pytest.fixture

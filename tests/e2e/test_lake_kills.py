@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.servers import S3Server, missing
+from tests.servers import KILLS, S3Server, missing
 
 from penstock import Pipeline, PipelineConfig
 from penstock.errors import PenstockError
@@ -22,8 +22,6 @@ pytestmark = [pytest.mark.skipif(os.name == "nt", reason="there is no SIGKILL"),
 if reason := missing(*S3Server.packages):
     pytest.skip(reason, allow_module_level=True)
 
-KILLS = int(os.environ.get("PENSTOCK_KILLS", "2"))
-"""More by hand: `PENSTOCK_KILLS=10 pytest tests/e2e/test_lake_kills.py`."""
 ROWS, FILES = 4000, 40
 
 

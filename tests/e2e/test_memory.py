@@ -8,6 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.servers import PostgresServer
+
+from penstock.connections.sql import Database
+from penstock.files.objects import open_bucket
 
 SCRIPT = """
 import json, sys, time
@@ -129,3 +133,65 @@ def test_one_long_row_takes_three_times_its_size(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 3.5 * size  # what was read, Arrow's copy while it parses, and the row; it was over 4
+
+
+REMOTE = """
+import sys, time
+from pathlib import Path
+from penstock import Pipeline
+from penstock.sinks import MemorySink
+from penstock.sources import SqlSource, open_source
+
+class SlowSink(MemorySink):
+    def consume(self, batch):
+        time.sleep(batch.nbytes / 100e6)
+
+def status(field):
+    return next(int(l.split()[1]) for l in Path("/proc/self/status").read_text().splitlines() if l.startswith(field))
+
+def run(name):
+    url = sys.argv[1]
+    database = url.startswith("postgresql")
+    source = SqlSource(url, table=name, key="id") if database else open_source(f"{url}/{name}.jsonl")
+    return Pipeline(source, [], SlowSink(), budget="48 MiB").run()
+
+run("memory_tiny")
+base = status("VmRSS:")
+Path("/proc/self/clear_refs").write_text("5")
+assert run("memory_large").rows_out == 45_000
+print((status("VmHWM:") - base) * 1024)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="peak memory is read from Linux's /proc")
+@pytest.mark.parametrize("place", ["bucket", "database"])
+def test_resident_memory_stays_within_the_budget_where_a_slow_sink_reads_from_a_server(
+    place: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    sizes = {"memory_tiny": 1000, "memory_large": 45_000}  # 90 MB
+    if place == "bucket":
+        url = request.getfixturevalue("s3_url")
+        for name, rows in sizes.items():
+            bucket, key = open_bucket(f"{url}/{name}.jsonl")
+            with bucket.writer(key) as writer:
+                for start in range(0, rows, 1000):
+                    lines = [
+                        f'{{"id": {row}, "text": "{row:08d}{"x" * 1960}"}}\n' for row in range(start, start + 1000)
+                    ]
+                    writer.write("".join(lines).encode())
+    else:
+        server: PostgresServer = request.getfixturevalue("postgres")
+        url = server.url
+        with Database(url).connect() as connection:
+            for name, rows in sizes.items():
+                connection.execute(f"DROP TABLE IF EXISTS {name}")
+                connection.execute(
+                    f"CREATE UNLOGGED TABLE {name} AS "
+                    f"SELECT i AS id, repeat(md5(i::text), 62) AS text FROM generate_series(1, {rows}) i"
+                )
+                connection.execute(f"CREATE UNIQUE INDEX ON {name} (id)")
+    (tmp_path / "job.py").write_text(REMOTE)
+    command = [sys.executable, str(tmp_path / "job.py"), url]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 48 << 20

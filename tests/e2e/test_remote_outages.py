@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.servers import S3Server, environment_of, missing
+from tests.servers import KILLS, S3Server, environment_of, missing
 from typer.testing import CliRunner
 
 from penstock import Pipeline, PipelineConfig
@@ -25,7 +24,6 @@ from penstock.files.objects import open_bucket
 from penstock.sinks import MemorySink
 from penstock.sources import open_source
 
-KILLS = int(os.environ.get("PENSTOCK_KILLS", "1"))
 ROWS = [{"n": number, "text": f"{number} " * 60} for number in range(30_000)]
 
 
@@ -36,7 +34,6 @@ def put(url: str, data: Any) -> None:
 
 @pytest.mark.skipif(bool(missing(*S3Server.packages)), reason=str(missing(*S3Server.packages)))
 def test_a_server_that_is_killed_while_its_files_are_read_costs_no_row_and_repeats_none() -> None:
-    """PENSTOCK_KILLS=10 kills it ten times for each format."""
     with S3Server() as server, pytest.MonkeyPatch.context() as patch:
         for name, value in server.environment.items():
             patch.setenv(name, value)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from tests.servers import PostgresServer, missing
+from tests.servers import KILLS, PostgresServer, missing
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
@@ -21,7 +21,6 @@ from penstock.sinks import MemorySink, SqlSink
 from penstock.sources import SqlSource
 from penstock.testing import RowsSource
 
-KILLS = 3
 ROWS = [{"id": i, "text": f"{i:06d}" * 20} for i in range(400)]
 
 
@@ -45,10 +44,11 @@ def test_a_server_killed_while_it_is_read_loses_no_row_and_repeats_none(
     source, found, kills = SqlSource(victim.url, table="long", key="id", batch_bytes=1 << 16), [], 0
     while (batch := source.next_batch(500)) is not None:
         found += batch.column("id").to_pylist()
-        if kills < KILLS and len(found) > 1000 * kills:
+        if kills < KILLS and len(found) > 16000 * kills // KILLS:
             victim.restart()
             kills += 1
     assert found == [*range(1, 16001)]
+    assert kills == KILLS
     assert "trying again" in caplog.text
 
 
@@ -67,7 +67,7 @@ class Killing(RowsSource):
 
 
 def test_a_server_killed_while_it_is_written_has_every_row_once(victim: PostgresServer, tmp_path: Path) -> None:
-    at = [100, 200, 300][:KILLS]
+    at = [len(ROWS) * (kill + 1) // (KILLS + 1) for kill in range(KILLS)]
     config = PipelineConfig(checkpoint_seconds=0, batch_rows=20, workers=1)
     failures = 0
     while True:

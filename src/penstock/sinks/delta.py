@@ -12,7 +12,7 @@ from typing import Any, Literal
 import orjson
 import pyarrow as pa
 
-from penstock.connections.delta import address, brief, open_table, require_deltalake
+from penstock.connections.delta import address, brief, open_table, require_deltalake, transaction_version
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.filesystems import local_or_none, shown
 from penstock.files.listing import PathLike
@@ -225,7 +225,7 @@ class DeltaSink(Sink):
     def _committed(self) -> int:
         """Number of the last list of files of this run that is in the table."""
         table = self._table()
-        return 0 if table is None else int(table.transaction_version(self._run) or 0)
+        return 0 if table is None else transaction_version(table, self.location, self._run)
 
     def _commit(self, number: int) -> None:
         """Add the files of all lists up to one that are not in the table yet."""
@@ -234,7 +234,7 @@ class DeltaSink(Sink):
         deltalake = require_deltalake()
         for attempt in range(_ATTEMPTS):
             table = self._table()
-            done = 0 if table is None else int(table.transaction_version(self._run) or 0)
+            done = 0 if table is None else transaction_version(table, self.location, self._run)
             if done >= number:
                 return
             lists = [self._journal(each + 1) for each in range(done, number)] if self._durable else [self._finished]

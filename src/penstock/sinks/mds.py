@@ -58,7 +58,7 @@ class MdsSink(Sink):
     def _forget(self) -> None:
         self._columns: list[_Column] | None = None
         self._samples: list[bytes] = []
-        self._held = 0
+        self._held = self._rows = 0
         self._shards: list[dict[str, Any]] = []
         self._began = self._done = False
 
@@ -74,6 +74,9 @@ class MdsSink(Sink):
         self._begin()
         if self._columns is None:
             self._columns = self._encoders(batch.schema)
+        for column in self._columns:
+            column.check(batch.column(column.source), self._rows)
+        self._rows += batch.num_rows
         parts = [list(column.encode(batch.column(column.source))) for column in self._columns]
         fixed = [column.size is not None for column in self._columns]
         for row in zip(*parts):
@@ -197,17 +200,29 @@ class _Column:
     def __init__(self, source: str, name: str, encoding: str, encode: Encode, size: int | None = None) -> None:
         self.source, self.name, self.encoding, self.encode, self.size = source, name, encoding, encode, size
 
+    def check(self, column: pa.Array, first: int) -> None:
+        """Refuse a null or an empty list, by its row, if the column begins with the row `first`."""
+        what = "a null"
+        found = column.is_null().to_numpy(zero_copy_only=False)
+        if not found.any() and self.encoding.startswith("ndarray"):
+            what, found = "an empty list", column.value_lengths().to_numpy(zero_copy_only=False) == 0
+        if found.any():
+            raise SchemaError(
+                f"the column {self.name!r} has {what} in row {first + int(found.argmax())} (the first is 0), which MDS "
+                "cannot hold; fill or remove such rows"
+            )
+
     @classmethod
     def of(cls, field: pa.Field, name: str) -> _Column | None:
         """None for a type without an encoding."""
         kind, source = field.type, field.name
         if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-            return cls(source, name, "str", lambda column: [str(each).encode() for each in _full(column, name)])
+            return cls(source, name, "str", lambda column: [str(each).encode() for each in column.to_pylist()])
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-            return cls(source, name, "bytes", lambda column: _full(column, name))
+            return cls(source, name, "bytes", lambda column: column.to_pylist())
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             dtype = np.dtype(kind.to_pandas_dtype())
-            return cls(source, name, dtype.name, lambda column: _scalars(column, name), dtype.itemsize)
+            return cls(source, name, dtype.name, _scalars, dtype.itemsize)
         values = getattr(kind, "value_type", pa.null())
         if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
             return None
@@ -219,16 +234,7 @@ class _Column:
         return None
 
 
-def _full(column: pa.Array, name: str) -> list[Any]:
-    if column.null_count:
-        raise SchemaError(f"the column {name!r} holds nulls, which MDS cannot hold; fill or remove them")
-    found: list[Any] = column.to_pylist()
-    return found
-
-
-def _scalars(column: pa.Array, name: str) -> list[bytes]:
-    if column.null_count:
-        raise SchemaError(f"the column {name!r} holds nulls, which MDS cannot hold; fill or remove them")
+def _scalars(column: pa.Array) -> list[bytes]:
     values = column.to_numpy()
     return [values[row : row + 1].tobytes() for row in range(len(values))]
 
@@ -236,14 +242,12 @@ def _scalars(column: pa.Array, name: str) -> list[bytes]:
 def _arrays(column: pa.Array, name: str) -> list[bytes]:
     """Arrays with the number of their dimensions and the length before them, as short as it can be."""
     flat = column.flatten()
-    if column.null_count or flat.null_count:
-        raise SchemaError(f"the column {name!r} holds nulls, which MDS cannot hold; fill or remove them")
+    if flat.null_count:
+        raise SchemaError(f"lists of the column {name!r} hold nulls, which MDS cannot hold; fill or remove them")
     values = flat.to_numpy(zero_copy_only=False)
     if values.dtype == np.bool_:
         values = values.view(np.uint8)
     lengths = column.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
-    if (lengths == 0).any():
-        raise SchemaError(f"the column {name!r} has an empty list, which MDS cannot hold; remove such rows")
     ends = np.cumsum(lengths)
     found = []
     for end, length in zip(ends.tolist(), lengths.tolist()):

@@ -54,6 +54,28 @@ def test_tokens_are_the_same_after_a_round_trip(
         assert [shard.name for shard in first.manifest.shards] == [shard.name for shard in second.manifest.shards]
 
 
+@pytest.mark.parametrize("chain", [("mds", "store"), ("megatron", "store"), ("mds", "megatron", "mds", "store")])
+def test_chains_of_the_command_keep_short_rows_long_rows_and_wide_ids(tmp_path: Path, chain: tuple[str, ...]) -> None:
+    longest = np.arange(70_000, dtype=np.int64) * 30_011 % ((1 << 31) - 1)
+    rows = [[7], [0], longest.tolist(), [(1 << 31) - 1], [1] * 255, [1] * 256, [2] * 65_535, [3] * 65_536, [5]]
+    place = make_store(tmp_path / "a.store", rows, dtype=pa.uint32(), shard_bytes=200_000)
+    for number, to in enumerate(chain):
+        out = tmp_path / f"{number}_{to}"
+        done = CliRunner().invoke(app, ["convert", str(place), str(out), "--to", to, "-q"])
+        assert done.exit_code == 0, done.output
+        place = out
+    assert rows_of(place) == rows
+
+
+def test_ids_of_32_bits_go_through_mds(tmp_path: Path) -> None:
+    rows = [[(1 << 32) - 1, 0], [1 << 31]]
+    store = make_store(tmp_path / "a.store", rows, dtype=pa.uint32())
+    convert(store, tmp_path / "mds", "mds")
+    convert(tmp_path / "mds", tmp_path / "b.store", "store")
+    assert rows_of(tmp_path / "b.store") == rows
+    assert open_store(tmp_path / "b.store").schema.field("input_ids").type == pa.list_(pa.uint32())
+
+
 def test_files_that_megatron_wrote_come_back_byte_for_byte(tmp_path: Path) -> None:
     convert(FILES / "megatron/docs.bin", tmp_path / "a.store", "store")
     convert(tmp_path / "a.store", tmp_path / "docs", "megatron")
@@ -152,7 +174,7 @@ def test_ids_that_the_format_cannot_hold_and_empty_rows_are_refused(tmp_path: Pa
     with pytest.raises(PenstockError, match="3000000000"):
         convert(large, tmp_path / "a", "megatron")
     empty = make_store(tmp_path / "2.store", [[1], []])
-    with pytest.raises(PenstockError, match="empty list"):
+    with pytest.raises(PenstockError, match=r"'tokens' has an empty list in row 1 "):
         convert(empty, tmp_path / "b", "mds")
     convert(empty, tmp_path / "c", "megatron")
     assert rows_of(tmp_path / "c.bin") == [[1], []]

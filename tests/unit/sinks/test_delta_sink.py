@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import shutil
 import threading
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +16,8 @@ from deltalake import DeltaTable, write_deltalake
 from typer.testing import CliRunner
 
 from penstock.cli.main import app
-from penstock.errors import ConfigError, ResumeError, SchemaError
+from penstock.connections.delta import open_table, transaction_version
+from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.pipeline import Pipeline
 from penstock.sinks import DeltaSink, open_sink
 from penstock.sources import DeltaSource, MemorySource
@@ -49,6 +51,14 @@ def test_rows_are_added_or_replaced_and_older_versions_stay(tmp_path: Path) -> N
     sink.consume(pa.RecordBatch.from_pylist([], pa.schema([("n", pa.int64())])))  # no rows replace the others too
     sink.flush()
     assert DeltaSource(tmp_path / "t").next_batch(9) is None
+
+
+def test_a_log_that_fails_after_it_was_opened_is_named(tmp_path: Path) -> None:
+    put(DeltaSink(tmp_path / "t"), numbers(0, 3))
+    table = open_table(tmp_path / "t")
+    shutil.rmtree(tmp_path / "t")
+    with pytest.raises(DataError, match=r"t: the log of the Delta table is damaged: .*File not found"):
+        transaction_version(table, tmp_path / "t", "run")
 
 
 PARTITIONED = pa.Table.from_pylist(

@@ -10,7 +10,7 @@ import orjson
 import pyarrow as pa
 import pytest
 from tests.brokers import Broker, KafkaBroker, NatsBroker, RedisBroker, as_json, read_all
-from tests.servers import NatsServer, Proxy, RedisServer
+from tests.servers import KILLS, NatsServer, Proxy, RedisServer
 
 from penstock.connections.logs import Outgoing
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError, StageError
@@ -146,13 +146,13 @@ def test_a_run_from_a_log_to_a_log_is_exact_though_its_batches_are_cut_elsewhere
 
 @pytest.mark.parametrize("kind", [NatsServer, RedisServer])
 def test_a_server_that_is_killed_while_rows_are_published_has_each_once(kind: type[Any], tmp_path: Path) -> None:
-    rows = [{"id": i} for i in range(600)]
+    rows = [{"id": i} for i in range(60 * (2 * KILLS + 2))]
     with kind() as server:
         broker = NatsBroker(server.url) if kind is NatsServer else RedisBroker(server.url)
         url = broker.new()
         sink = broker.sink(url)
         for number, batch in enumerate(pa.Table.from_pylist(rows).to_batches(max_chunksize=60)):
-            if number in (2, 5, 8):
+            if number % 2 and number < 2 * KILLS:
                 _kill_in_the_middle(server, sink)
             sink.consume(batch)
         sink.flush()

@@ -8,6 +8,7 @@ import struct
 import sys
 import zlib
 from datetime import date
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from pyroaring import BitMap
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.pipeline import Pipeline
-from penstock.sinks import MemorySink
-from penstock.sources import DeltaSource, JsonlSource, ParquetSource, open_source
+from penstock.sinks import DeltaSink, MemorySink
+from penstock.sources import DeltaSource, JsonlSource, MemorySource, ParquetSource, open_source
 
 
 def read(source: Any) -> list[dict[str, Any]]:
@@ -49,6 +50,37 @@ def test_bytes_in_a_partition_are_those_that_were_written(tmp_path: Path) -> Non
     write_deltalake(tmp_path / "t", pa.Table.from_pylist(rows), partition_by=["p"])
     assert sorted(read(DeltaSource(tmp_path / "t")), key=lambda row: row["n"]) == rows
     assert numbers(DeltaSource(tmp_path / "t", filter=[("p", "=", b"a/b")])) == [2]
+
+
+def test_negative_decimals_in_a_partition_are_those_that_were_written(tmp_path: Path) -> None:
+    values = [Decimal("-0.01"), Decimal("-3.25"), Decimal("2.00"), None]
+    rows = [{"n": number, "p": value} for number, value in enumerate(values)]
+    schema = pa.schema({"n": pa.int64(), "p": pa.decimal128(10, 2)})
+    Pipeline(MemorySource(pa.Table.from_pylist(rows, schema)), [], DeltaSink(tmp_path / "t", partition_by=["p"])).run()
+    for _ in range(2):  # from the entry of the log, and from its checkpoint
+        assert sorted(read(DeltaSource(tmp_path / "t")), key=lambda row: row["n"]) == rows
+        assert numbers(DeltaSource(tmp_path / "t", filter=[("p", "<", Decimal("0.00"))])) == [0, 1]
+        DeltaTable(tmp_path / "t").create_checkpoint()
+
+
+@pytest.mark.parametrize(
+    ("value", "spelt", "message"),
+    [
+        (Decimal("7.77"), "0.-1", r"t: .* partition column 'p' of p=7\.77/part.* '0\.-1', which deltalake cannot read"),
+        (7, " 7", r"t: .* partition column 'p' of p=7/part.* ' 7', which deltalake cannot read as long"),
+        (date(2024, 1, 2), "-0001-01-01", r"t/p=2024-01-02/part.*: the partition column 'p' .* no date32"),
+    ],
+)
+def test_a_partition_that_is_spelt_oddly_is_named(tmp_path: Path, value: Any, spelt: str, message: str) -> None:
+    write_deltalake(tmp_path / "t", pa.table({"n": [1], "p": [value]}), partition_by=["p"])
+    log = tmp_path / "t/_delta_log/00000000000000000000.json"
+    entries = [json.loads(line) for line in log.read_text().splitlines()]
+    for entry in entries:
+        if "add" in entry:
+            entry["add"]["partitionValues"]["p"] = spelt
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    with pytest.raises(DataError, match=message):
+        read(DeltaSource(tmp_path / "t"))
 
 
 EVEN_GONE = [*range(1, 10, 2), *range(10, 20)]

@@ -15,7 +15,7 @@ import orjson
 import pyarrow as pa
 import pytest
 from tests.brokers import Broker, KafkaBroker, NatsBroker, RedisBroker, as_json, read_all
-from tests.servers import NatsServer, Proxy, RedisServer
+from tests.servers import KILLS, NatsServer, Proxy, RedisServer
 
 from penstock.connections import nats
 from penstock.connections.logs import ReadLimits
@@ -395,13 +395,15 @@ def test_a_server_that_is_killed_while_it_is_read_loses_and_repeats_nothing(
         broker = NatsBroker(server.url) if kind is NatsServer else RedisBroker(server.url)
         url = broker.new()
         broker.put(url, as_json(rows))
-        source, found = broker.source(url), []
+        source, found, kills = broker.source(url), [], 0
         while (batch := source.next_batch(50)) is not None:
             found += batch.to_pylist()
-            if len(found) in (100, 406, 706):
+            if kills < KILLS and len(found) > kills * len(rows) // (KILLS + 1):
                 server.restart()
+                kills += 1
         source.close()
         assert found == rows
+        assert kills == KILLS
         server.kill()
         with pytest.raises(ConnectionError, match="retry_seconds") as error:
             read_all(broker.source(url, retry_seconds=0.0))

@@ -234,9 +234,25 @@ def test_a_sample_may_lack_a_column_but_not_have_another_one(tmp_path: Path) -> 
         ([("a.txt", b"x"), ("a.TXT", b"y")], "two members"),
         ([("a.jsonl", b"{}")], "unpack"),
         ([("README", b"x")], "no samples"),
+        ([("a.V\udc88", b"x")], "ending that cannot name a column"),
     ],
 )
 def test_members_that_cannot_be_read_are_named(tmp_path: Path, members: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        rows_of(WebDatasetSource(archive(tmp_path / "a.tar", members)))
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ([("a.npy", npy([1, 2])), ("b.npy", npy([1.5]))], r"a\.tar, row 1: the member b\.npy .* float64.* int64"),
+        ([("a.cls", b"1"), ("b.cls", str(1 << 64).encode())], r"a\.tar, row 1: the member b\.cls .* 64 bits"),
+        ([("a.txt", b"x"), ("b.txt", b"y"), ("c.txt", b"z"), ("c.cls", b"1")], r"a\.tar, row 2: the sample c .*\.cls"),
+    ],
+)
+def test_members_unlike_those_of_the_first_sample_are_named_with_file_and_row(
+    tmp_path: Path, members: Any, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         rows_of(WebDatasetSource(archive(tmp_path / "a.tar", members)))
 

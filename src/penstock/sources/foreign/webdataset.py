@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import DataError
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike
 from penstock.files.ranges.read_ahead import open_raw
@@ -135,21 +135,21 @@ class _TarReader:
                 try:
                     found.append(None if value is None else read(value))
                 except (ValueError, OverflowError, SyntaxError, UnicodeDecodeError) as error:
-                    key = samples[number][KEY].decode(errors="replace")
                     raise DataError(
-                        f"the member {key}.{field.name} cannot be read: {error}",
+                        f"the member {_name_of(samples[number])}.{field.name} cannot be read: {error}",
                         file=str(self._path),
                         row=first + number,
                     ) from error
             arrays.append(_array(found, field.type))
-        extra = next((name for sample in samples for name in sample if name not in self.schema.names), None)
-        if extra is not None and self._wanted is None:
-            raise DataError(
-                f"a sample has a member .{extra}, and the first sample of the file has none; pass columns= with the "
-                "endings to read",
-                file=str(self._path),
-                row=first,
-            )
+        for number, sample in enumerate(samples if self._wanted is None else ()):
+            extra = next((name for name in sample if name not in self.schema.names), None)
+            if extra is not None:
+                raise DataError(
+                    f"the sample {_name_of(sample)} has a member .{extra}, and the first sample of the file has none; "
+                    "pass columns= with the endings to read",
+                    file=str(self._path),
+                    row=first + number,
+                )
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
     def held_bytes(self) -> int:
@@ -185,7 +185,9 @@ class _TarReader:
                         continue
                     self._check(member, ending)
                     if ending in sample:
-                        raise DataError(f"the sample {match[1]} has two members .{ending}", file=str(self._path))
+                        raise DataError(
+                            f"the sample {match[1]} has two members .{ending}", file=str(self._path), row=self._row
+                        )
                     file = archive.extractfile(member)
                     data = b"" if file is None else file.read()
                     if len(data) != member.size:
@@ -205,6 +207,13 @@ class _TarReader:
             yield sample
 
     def _check(self, member: tarfile.TarInfo, ending: str) -> None:
+        if not ending.isprintable():  # bytes that are no UTF-8 too
+            raise DataError(
+                f"the member {member.name!a} has an ending that cannot name a column; rename it, or pass columns= "
+                "without it",
+                file=str(self._path),
+                row=self._row,
+            )
         if ending.rpartition(".")[2] in _PICKLED:
             raise DataError(
                 f"the member {member.name} is pickled, and reading a pickle runs code from the file; write .npy or "
@@ -240,10 +249,32 @@ class _TarReader:
         if pa.types.is_string(field.type):
             return bytes.decode
         if pa.types.is_integer(field.type):
-            return lambda value: int(value.decode("ascii"))
+            return _integer
         if pa.types.is_list(field.type):
-            return _npy
+            return lambda value: _npy_of(value, field.type.value_type)
         return bytes
+
+
+def _name_of(sample: Sample) -> str:
+    name: str = sample[KEY].decode(errors="replace")
+    return name
+
+
+def _integer(data: bytes) -> int:
+    value = int(data.decode("ascii"))
+    if not -(1 << 63) <= value < 1 << 63:
+        raise ValueError(f"{value} needs more than 64 bits")
+    return value
+
+
+def _npy_of(data: bytes, kind: pa.DataType) -> np.ndarray[Any, Any]:
+    array = _npy(data)
+    if array.dtype != kind.to_pandas_dtype():
+        raise ValueError(
+            f"it holds {array.dtype}, and the first of the file {kind}; write all with one type, or pass columns= "
+            "without it"
+        )
+    return array
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -251,8 +282,6 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
         return pa.array(values, kind)
     sizes = [0 if value is None else len(value) for value in values]
     arrays = [value for value in values if value is not None]
-    if any(array.dtype != kind.value_type.to_pandas_dtype() for array in arrays):
-        raise ConfigError(f"arrays have other types than {kind.value_type}, that of the first of the file")
     flat = np.concatenate(arrays) if arrays else np.zeros(0, kind.value_type.to_pandas_dtype())
     offsets = pa.array(np.concatenate([[0], np.cumsum(sizes)]).astype(np.int32))
     mask = pa.array([value is None for value in values])

@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import numpy as np
 import pyarrow as pa
 
-from penstock.connections.delta import open_table
+from penstock.connections.delta import naming, open_table
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import local_or_none, shown
 from penstock.files.listing import PathLike
@@ -43,8 +43,16 @@ class _Names:
         return unquote(url.removeprefix(self._url)) if url.startswith(self._url) else url
 
 
-def _partition_value(value: Any, field: pa.Field, file: str) -> pa.Scalar:
+def _partition_value(given: pa.Scalar | None, field: pa.Field, file: str) -> pa.Scalar:
     """Value of a partition column as the log means it: bytes are written there as `\\u0000\\u00FF`."""
+    try:
+        value = None if given is None else given.as_py()
+    except (ValueError, OverflowError) as error:
+        raise DataError(
+            f"the partition column {field.name!r} has a value that is no {field.type} of Python ({error}); write the "
+            "file anew with another value",
+            file=file,
+        ) from error
     if pa.types.is_binary(field.type) and isinstance(value, bytes) and _ESCAPED.fullmatch(value):
         value = bytes(int(each, 16) for each in value.split(b"\\u")[1:])
     try:
@@ -55,6 +63,13 @@ def _partition_value(value: Any, field: pa.Field, file: str) -> pa.Scalar:
             "write the table with another partition column",
             file=file,
         ) from error
+
+
+def _member(partitions: pa.StructArray | None, column: str, number: int) -> pa.Scalar | None:
+    """The value of a column in a file; None if the log has none."""
+    if partitions is None or partitions.type.get_field_index(column) < 0 or not partitions[number].is_valid:
+        return None
+    return partitions.field(column)[number]
 
 
 class DeltaSource(LakeSource):
@@ -91,11 +106,13 @@ class DeltaSource(LakeSource):
             )
         schema = pa.schema(table.schema().to_arrow())
         mode = table.metadata().configuration.get("delta.columnMapping.mode", "none")
+        with naming(self.location):
+            files = self._data_files(table, schema)
         return Snapshot(
             str(table.metadata().id),
             table.version(),
             schema,
-            self._data_files(table, schema),
+            files,
             id_key=b"delta.columnMapping.id" if mode == "id" else None,
             name_key=b"delta.columnMapping.physicalName" if mode != "none" else None,
         )
@@ -111,13 +128,15 @@ class DeltaSource(LakeSource):
             for row in batch.to_pylist()
         }
         found: list[tuple[int, LakeFile]] = []
-        for uri, action in zip(table.file_uris(), actions.to_pylist(), strict=True):
+        given = actions["partition"].combine_chunks() if "partition" in actions.column_names else None
+        actions = actions.select(["size_bytes", "num_records", "modification_time"])
+        for number, (uri, action) in enumerate(zip(table.file_uris(), actions.to_pylist(), strict=True)):
             name = names.of_file(uri)
             rows_gone = deleted.pop(name, None)
             if chosen is not None and uri not in chosen:
                 continue
             values = {
-                column: _partition_value((action["partition"] or {}).get(column), schema.field(column), shown(uri))
+                column: _partition_value(_member(given, column, number), schema.field(column), shown(uri))
                 for column in partitions
             }
             place = self._location(uri) if home is None or name == uri else str(home.resolve() / name)
