@@ -18,10 +18,17 @@ from penstock.files.listing import PathLike
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import SHARDINGS
 from penstock.loaders.source import LoaderSource
+from penstock.metrics.targets import Metrics
 from penstock.order.plan import Plan
 
 _OWN = frozenset(
-    {"batch_size", "budget", *option_names(Output), *(name for name in option_names(Shard) if name != "sharding")}
+    {
+        "batch_size",
+        "budget",
+        "metrics",
+        *option_names(Output),
+        *(name for name in option_names(Shard) if name != "sharding"),
+    }
 )
 """Options of a client; all others are decided by the config of the server."""
 _PLACES = frozenset(name for name in option_names(Shard) if name not in ("sharding", "context"))
@@ -47,6 +54,8 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
     `share` is a process group, or a mesh of one dimension, whose ranks train on the same batches (tensor or context
     parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls. Pass
     `group` or `shard` with it, which decide the batches.
+
+    `metrics` is where the metrics of this rank go; see docs/metrics.md. Those of a server are its own.
     """
 
     def __init__(
@@ -58,10 +67,13 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
         deadline_seconds: float = 30.0,
         retry_seconds: float = 120.0,
         share: Any = None,
+        metrics: Metrics = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
         given = flat_options(options)
         _check_own(given)
+        if metrics is not None:
+            given["metrics"] = metrics
         if not deadline_seconds > 0 or not retry_seconds >= 0:
             raise ConfigError(
                 f"expected deadline_seconds above 0 and retry_seconds of at least 0, got {deadline_seconds!r} and "
