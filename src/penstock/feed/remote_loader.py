@@ -18,7 +18,6 @@ from penstock.files.listing import PathLike
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import SHARDINGS
 from penstock.loaders.source import LoaderSource
-from penstock.metrics.targets import Metrics
 from penstock.order.plan import Plan
 
 _OWN = frozenset(
@@ -67,13 +66,10 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
         deadline_seconds: float = 30.0,
         retry_seconds: float = 120.0,
         share: Any = None,
-        metrics: Metrics = None,
         **options: Unpack[LoaderOptions],
     ) -> None:
         given = flat_options(options)
         _check_own(given)
-        if metrics is not None:
-            given["metrics"] = metrics
         if not deadline_seconds > 0 or not retry_seconds >= 0:
             raise ConfigError(
                 f"expected deadline_seconds above 0 and retry_seconds of at least 0, got {deadline_seconds!r} and "
