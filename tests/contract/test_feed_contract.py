@@ -235,6 +235,34 @@ def test_edits_of_the_plan_are_those_of_the_local_loader(home: Path) -> None:
             assert list(states_of(remote, 4)) == list(states_of(other, 4))
 
 
+@pytest.mark.parametrize("kind", ["mixed", "best_fit", "pairs"])
+def test_single_batches_follow_edits_as_those_of_the_local_loader(home: Path, kind: str) -> None:
+    make = maker(home, kind)
+
+    def run(loader: DataLoader) -> list[Any]:
+        with loader:
+            found: list[Any] = [facts_of(loader.get_batch()) for _ in range(3)]
+            loader.edit(loader.plan.skip(loader.step + 1, loader.step + 3))
+            found += [facts_of(loader.get_batch()) for _ in range(2)]
+            name = loader.plan.names[0]
+            loader.edit(loader.plan.ban({name: range(0, 20, 3)}, step=loader.step))
+            return [*found, *(facts_of(loader.get_batch()) for _ in range(2)), loader.state_dict()]
+
+    with make(batch_size=2) as local, FeedServer(local) as server:
+        wanted = run(make(batch_size=2))
+        found = run(RemoteLoader(server.address, backend="numpy"))
+        assert found == wanted
+        with make(batch_size=2) as other:
+            other.get_batch()
+            other.edit(other.plan.skip(2, 4))
+            state = other.state_dict()
+            wanted = [facts_of(other.get_batch()) for _ in range(4)]
+        with RemoteLoader(server.address, backend="numpy") as remote:
+            remote.get_batch()
+            remote.load_state_dict(state)  # the position is the same, the plan is not
+            assert [facts_of(remote.get_batch()) for _ in range(4)] == wanted
+
+
 def test_items_epochs_and_single_batches_are_those_of_the_local_loader(home: Path) -> None:
     make = maker(home, "best_fit")
     with ExitStack() as stack:

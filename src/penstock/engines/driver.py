@@ -194,7 +194,7 @@ class Driver:
         self._executor.start(work, checks)
         last = len(self._plan.phases) - 1
         for number in range(last + 1):
-            self._passes.run(work, number, lambda tasks: self._run_first(work, tasks), lambda: self._learn(None))
+            self._passes.run(work, self._phases, lambda tasks: self._run_first(work, tasks), lambda: self._learn(None))
             records = PhaseRecords(len(work.bundles), number)
             self._phases.append(records)
             self._run_tasks(list(self._map_tasks(work, number)), records)

@@ -7,9 +7,11 @@ directory under a name; a task is told the names it needs, and takes each once i
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
-from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,11 +20,15 @@ from penstock.engines.executor import Task
 from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import schema_of, schema_text
 from penstock.engines.plan import Fits, JobPlan
+from penstock.engines.records import PhaseRecords, empty_record, task_name
+from penstock.engines.rejected_parts import RejectedParts, count_lines
 from penstock.engines.row_types import merge_scans, types_missing
 from penstock.engines.splits import described
+from penstock.errors import StageError
 from penstock.pipeline.functions import FunctionStage
 from penstock.pipeline.pipeline import Pipeline, fit_config, fit_transforms
-from penstock.pipeline.stages import Transform
+from penstock.pipeline.quarantine import BadRows
+from penstock.pipeline.stages import Sink, Transform
 
 if TYPE_CHECKING:
     from penstock.engines.work import JobWork
@@ -58,9 +64,15 @@ class FirstPasses:
         """Transforms before the first that is not fitted yet."""
         return transforms[: next((n for n, each in enumerate(transforms) if id(each) in self._unfitted), None)]
 
-    def run(self, work: JobWork, phase: int, run_tasks: Callable[[list[Task]], Any], learn: Callable[[], None]) -> None:
-        """Find out what the tasks of a phase need to know."""
-        source = self._pipeline.source
+    def run(
+        self,
+        work: JobWork,
+        phases: Sequence[PhaseRecords],
+        run_tasks: Callable[[list[Task]], Any],
+        learn: Callable[[], None],
+    ) -> None:
+        """Find out what the tasks of the phase after those need to know."""
+        source, phase = self._pipeline.source, len(phases)
         begins = self.pending and not self.names
         if self._types:
             self._types = False
@@ -70,8 +82,8 @@ class FirstPasses:
         stages = self._plan.stages()
         in_phase = {id(transform) for transform in self._plan.phases[phase].transforms}
         for position in [p for p in self.fits.by_tasks if id(stages[p]) in in_phase]:
-            tasks = [*self._fit_tasks(work, phase, position)]
-            self._take(f"learned-fit-{position}", work, lambda p=position, t=tasks: self._fit(p, t, run_tasks))  # type: ignore[misc]
+            fit = partial(self._fit, work, phases, position, run_tasks)
+            self._take(f"learned-fit-{position}", work, fit)
             self._unfitted.discard(id(stages[position]))
             self._learn_columns(work, learn)
         close = getattr(source, "close", None)
@@ -122,16 +134,33 @@ class FirstPasses:
             if not phase:
                 arguments["splits"] = bundle.to_json()
             shown = described(self._pipeline.source, bundle, names)
-            yield Task(f"fit-{position}-{number:06d}", "fit", arguments, shown)
+            yield Task(task_name(position, number, "fit"), "fit", arguments, shown)
 
-    def _fit(self, position: int, tasks: list[Task], run_tasks: Callable[[list[Task]], Any]) -> dict[str, Any]:
+    def _fit(
+        self,
+        work: JobWork,
+        phases: Sequence[PhaseRecords],
+        position: int,
+        run_tasks: Callable[[list[Task]], Any],
+    ) -> dict[str, Any]:
+        tasks = [*self._fit_tasks(work, len(phases), position)]
         run_tasks(tasks)
         learner = unfitted(self._plan.stages()[position])
+        rows = PhaseRecords(len(tasks), position, "fit")
+        for number, task in enumerate(tasks):
+            rows.add(number, empty_record() | self._directory.record(task.name))
+        self._check_bad_rows(work, [*phases, rows])
         for task in tasks:
             if self._directory.record(task.name)["found"]:
                 with self._directory.opened(f"{task.name}.json") as path:
                     learner.merge(type(learner).from_dict(json.loads(path.read_bytes())))
         return {"position": position, "fitted": learner.to_dict()}
+
+    def _check_bad_rows(self, work: JobWork, phases: Sequence[PhaseRecords]) -> None:
+        """Refuse more bad rows than a run allows, as the pass of a local run does: before anything is written."""
+        bad = BadRows(fit_config(self._pipeline.config), None)
+        RejectedParts(self._pipeline.source, work, phases).give(bad)
+        bad.finish(phases[0].sums["rows_in"])
 
 
 def take_facts(work: JobWork, facts: dict[str, Any]) -> None:
@@ -161,14 +190,44 @@ def fit_part(work: JobWork, task: Task, sources: Iterator[tuple[Any, Any]]) -> d
         if transform is stage:
             break
         before.append(transform)
-    learner, config = unfitted(stage), replace(fit_config(work.config), max_failures=None, max_failure_ratio=None)
-    record: dict[str, Any] = {"files": [], "records": [], "found": True}
-    for file, source in sources:
-        with closing(iter(Pipeline(source, before, None, config, work.budget_bytes))) as batches:  # type: ignore[type-var]
-            for batch in batches:
-                learner.partial_fit(batch)
-        record["files"].append(file)
-        record["records"].append(getattr(source, "records", None))
+    learner, config = unfitted(stage), fit_config(work.config)
+    record, bad = empty_record() | {"found": True}, Counter[str]()
+    with TemporaryDirectory(prefix="penstock-task-") as folder:
+        for file, source in sources:
+            lines = Path(folder) / f"bad-{len(record['files'])}"
+            limited = work.task_config(config, lines)
+            sink = LearnerSink(learner)
+            try:
+                report = Pipeline(source, before, sink, limited, work.budget_bytes).run()
+            except StageError as error:
+                raise sink.error or error from None  # that of the transform, as in a local pass
+            record["rows_in"] += report.rows_in
+            record["files"].append(file)
+            record["records"].append(getattr(source, "records", None))
+            record["bad_lines"].append(count_lines(lines))
+            bad.update(report.quarantined)
+            bad.update(report.skipped)
+        work.write_bad_lines(task, Path(folder), record["bad_lines"], known=phase == 0)
     with work.directory.created(f"{task.name}.json") as path:
         path.write_text(json.dumps(learner.to_dict()))
-    return record
+    return record | {"bad": dict(bad)}
+
+
+class LearnerSink(Sink):
+    """Sink that fits a transform."""
+
+    def __init__(self, learner: Any) -> None:
+        self._learner = learner
+        self.error: Exception | None = None
+        """What it has raised."""
+
+    def consume(self, batch: pa.RecordBatch) -> None:
+        try:
+            if batch.num_rows:
+                self._learner.partial_fit(batch)
+        except Exception as error:
+            self.error = error
+            raise
+
+    def flush(self) -> None:
+        """Nothing: what was learned is written by the task."""

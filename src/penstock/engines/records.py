@@ -42,12 +42,13 @@ class PartRecord:
     run_rows: tuple[int, ...]
     records: tuple[int | None, ...]
     bad_lines: tuple[int, ...]
+    rows_in: int
     crash: str | None = None
 
     @classmethod
     def of(cls, record: Mapping[str, Any]) -> PartRecord:
         files, rows, lines = (tuple(record[name]) for name in ("files", "run_rows", "bad_lines"))
-        return cls(record["rows"], files, rows, tuple(record["records"]), lines, record["crash"])
+        return cls(record["rows"], files, rows, tuple(record["records"]), lines, record["rows_in"], record["crash"])
 
 
 @dataclass
@@ -56,6 +57,8 @@ class PhaseRecords:
 
     tasks: int
     phase: int
+    kind: str = "map"
+    """Kind of the tasks; those of a fit have the position of the transform as their phase."""
     parts: list[PartRecord | None] = field(init=False)
     sums: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
@@ -97,15 +100,15 @@ class PhaseRecords:
         return [part for part in self.parts if part is not None]
 
     def name(self, number: int) -> str:
-        return task_name(self.phase, number)
+        return task_name(self.phase, number, self.kind)
 
 
 _NONE: dict[str, int] = {}
 
 
-def task_name(phase: int, number: int) -> str:
-    """Name of a map task."""
-    return f"map-{phase}-{number:06d}"
+def task_name(phase: int, number: int, kind: str = "map") -> str:
+    """Name of a task of a phase."""
+    return f"{kind}-{phase}-{number:06d}"
 
 
 def add_stages(into: dict[tuple[str, str], dict[str, Any]], stages: Iterable[Mapping[str, Any]]) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pyarrow as pa
 
 from penstock.engines.executor import Task
@@ -19,12 +17,12 @@ from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import PartsSource, schema_of, schema_text
 from penstock.engines.plan import JobPlan
 from penstock.engines.records import PhaseRecords, add_stages, bottleneck, finished_stages
+from penstock.engines.rejected_parts import LOST, RejectedParts, row_unknown
 from penstock.engines.shards import shard_tasks
-from penstock.engines.splits import described
-from penstock.engines.work import JobWork, moved, row_unknown, shifted
+from penstock.engines.work import JobWork, moved
 from penstock.errors import DataError, FailureBudgetError, StageError
 from penstock.files.filesystems import beside, output_place
-from penstock.pipeline.pipeline import Pipeline, fit_transforms
+from penstock.pipeline.pipeline import Pipeline, fit_config, fit_transforms
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Durable, Remembering, Sink
@@ -35,8 +33,6 @@ Progress = Callable[[dict[str, Any]], None]
 SINK_NAME, _SPOOL = "sink.json", "bad.jsonl"
 _NOT_SORTED = ""
 """Bad rows of the last steps until their reasons are known."""
-LOST = "job: workers died with a split"
-"""What a split that was left out is counted as."""
 
 
 @dataclass(kw_only=True)
@@ -62,9 +58,12 @@ class Results:
         last = self.phases[-1]
         schema = schema_of(last.schema)
         sink = self.pipeline.sink
+        if self.fit:
+            self._fit_joined(last, schema)
         bad = BadRows(self.pipeline.config, self._quarantine_path())
         try:
-            self._take_bad_rows(bad)
+            crashed = self.on_crash == "quarantine"
+            RejectedParts(self.pipeline.source, self.work, self.phases, told_crashes=crashed).give(bad)
             joined: Report | None = None
             if self.plan.shards:
                 assert isinstance(sink, StoreSink)
@@ -120,11 +119,26 @@ class Results:
                         sink.take_part(path, schema)
         sink.flush()
 
+    def _parts_source(self, last: PhaseRecords, schema: pa.Schema | None) -> PartsSource:
+        return PartsSource(self.directory, last, [entry[0] for entry in self.work.inputs], schema)
+
+    def _fit_joined(self, last: PhaseRecords, schema: pa.Schema | None) -> None:
+        """Fit transforms among the last steps; too many bad rows end the job before anything is written."""
+        pipeline = self.pipeline
+        bad = BadRows(fit_config(pipeline.config), None)
+        RejectedParts(pipeline.source, self.work, self.phases).give(bad)
+        self._check(bad)
+        most = pipeline.config.max_failures
+        left = None if most is None else most - bad.counts.total()
+        config = replace(pipeline.config, max_failures=left, max_failure_ratio=None)
+        before = len(pipeline.transforms) - len(self.plan.rest)
+        fitted = Pipeline(self._parts_source(last, schema), list(self.plan.rest), None, config, pipeline.budget)
+        fit_transforms(fitted, [position - before for position in self.fit])
+
     def _join(self, last: PhaseRecords, schema: pa.Schema | None, bad: BadRows) -> Report:
         """Rows through the steps that need all of them in order, and through the sink."""
         pipeline, spool = self.pipeline, self._place(_SPOOL)
-        names = [entry[0] for entry in self.work.inputs]
-        source = PartsSource(self.directory, last, names, schema)
+        source = self._parts_source(last, schema)
         rejects = pipeline.config.on_error != "raise" and bool(self.plan.rest)
         most = pipeline.config.max_failures
         config = replace(
@@ -136,9 +150,6 @@ class Results:
             checkpoint_seconds=pipeline.config.checkpoint_seconds if self.plan.rest else math.inf,
         )
         assert pipeline.sink is not None
-        before = len(pipeline.transforms) - len(self.plan.rest)
-        fitted = Pipeline(source, list(self.plan.rest), None, pipeline.config, pipeline.budget)
-        fit_transforms(fitted, [position - before for position in self.fit])
 
         def take() -> None:
             if rejects:
@@ -187,55 +198,6 @@ class Results:
             return output_place(config.quarantine, "quarantine")
         target = getattr(self.pipeline.sink, "path", None)
         return None if target is None else beside(output_place(target, "the output"), suffix=".quarantine.jsonl")
-
-    def _take_bad_rows(self, bad: BadRows) -> None:
-        """Rows that tasks have rejected, in order: those of the first phase with their numbers in the file."""
-        rows_read = 0
-        before: Counter[int] = Counter()
-        for number in range(self.phases[0].tasks):
-            for phase, records in enumerate(self.phases):
-                counts = dict(records.bad[number])
-                part = records.parts[number]
-                assert part is not None
-                if part.crash is not None and not phase:
-                    counts[LOST] = counts.get(LOST, 0) + 1
-                lines = self._lines(records, number, before if not phase else None)
-                rows_read += sum(part.run_rows) if not phase else 0
-                bad.take(lines, counts, rows_read)
-
-    def _lines(self, records: PhaseRecords, number: int, before: Counter[int] | None) -> Iterator[bytes]:
-        part = records.parts[number]
-        assert part is not None
-        if part.crash is not None and before is not None and self.on_crash == "quarantine":
-            yield self._lost_line(number, part.crash)
-        counts = part.bad_lines
-        if any(counts):
-            with self.directory.opened(f"{records.name(number)}.bad") as path, open(path, "rb") as lines:
-                for run, count in enumerate(counts):
-                    shift = before[part.files[run]] if before is not None and part.records[run] is not None else 0
-                    yield from (shifted(line, shift) for line in islice(lines, count))
-                    self._count_records(part, run, before)
-        else:
-            for run in range(len(counts)):
-                self._count_records(part, run, before)
-
-    @staticmethod
-    def _count_records(part: Any, run: int, before: Counter[int] | None) -> None:
-        if before is not None and run < len(part.records) and part.records[run] is not None:
-            before[part.files[run]] += part.records[run]
-
-    def _lost_line(self, number: int, crash: str) -> bytes:
-        bundle, names = self.work.bundles[number], [entry[0] for entry in self.work.inputs]
-        split = bundle.splits[0]
-        line = {
-            "file": names[split.file] if names else None,
-            "row": None,
-            "offset": split.start,
-            "stage": "job",
-            "reason": f"{described(self.pipeline.source, bundle, names)} was left out: {crash}",
-            "data": None,
-        }
-        return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
 
     # -- report ------------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from penstock.engines.job_directory import JobDirectory
 from penstock.engines.parts import EncodedSink, PartSink, part_batches, schema_of, schema_text
 from penstock.engines.plan import JobPlan
 from penstock.engines.records import add_stages, empty_record, task_name
+from penstock.engines.rejected_parts import count_lines, row_unknown
 from penstock.engines.row_types import scan_splits
 from penstock.engines.shards import write_shard
 from penstock.engines.splits import Bundle, split_source
@@ -97,7 +98,7 @@ class JobWork:
             target = sink if keys is None else keys.beside(sink)
             for file, source in self._sources(task, figures.dropped):
                 before, lines = sink.rows, folder / f"bad-{len(record['files'])}"
-                config = self._task_config(lines)
+                config = self.task_config(self.config, lines)
                 try:
                     report = Pipeline(source, list(phase.transforms), target, config, self.budget_bytes).run()
                 except (DataError, StageError) as error:
@@ -109,9 +110,9 @@ class JobWork:
                 record["files"].append(file)
                 record["run_rows"].append(sink.rows - before)
                 record["records"].append(getattr(source, "records", None))
-                record["bad_lines"].append(_lines(lines))
+                record["bad_lines"].append(count_lines(lines))
             sink.close()
-            self._write_bad_lines(task, folder, record["bad_lines"], known=number == 0)
+            self.write_bad_lines(task, folder, record["bad_lines"], known=number == 0)
             record |= figures.facts() | {
                 "schema": schema_text(sink.schema),
                 "rows": sink.rows,
@@ -126,10 +127,11 @@ class JobWork:
                     file_path.write_bytes(np.concatenate(sink.sizes).astype("<i8").tobytes())
         return record
 
-    def _task_config(self, lines: Path) -> PipelineConfig:
+    @staticmethod
+    def task_config(whole: PipelineConfig, lines: Path) -> PipelineConfig:
         """The number of bad rows is checked over all tasks; to name the one that was too many, it must be known."""
-        config = replace(self.config, max_failures=None, max_failure_ratio=None)
-        limited = self.config.max_failures is not None or self.config.max_failure_ratio is not None
+        config = replace(whole, max_failures=None, max_failure_ratio=None)
+        limited = whole.max_failures is not None or whole.max_failure_ratio is not None
         if config.on_error == "quarantine" or (config.on_error == "skip" and limited):
             return replace(config, on_error="quarantine", quarantine=lines)
         return config
@@ -170,7 +172,7 @@ class JobWork:
                 yield file, KeptRows(path, stage, gone, start, start + rows, shown, schema)
                 start += rows
 
-    def _write_bad_lines(self, task: Task, folder: Path, counts: list[int], *, known: bool) -> None:
+    def write_bad_lines(self, task: Task, folder: Path, counts: list[int], *, known: bool) -> None:
         """Quarantined rows of all splits as one part, if there are any."""
         if not any(counts):
             return
@@ -275,21 +277,6 @@ def input_mark(source: Any, number: int) -> list[Any]:
     return [str(file), stat.st_size, getattr(file, "etag", None) or stat.st_mtime_ns]
 
 
-def row_unknown(line: bytes) -> bytes:
-    """A quarantined row whose number is not known any more."""
-    return shifted(line, None)
-
-
-def shifted(line: bytes, by: int | None) -> bytes:
-    """A quarantined row with another row number: `by` more, or none."""
-    start = line.index(b',"row":') + 7
-    stop = line.index(b",", start)
-    number = line[start:stop]
-    if number == b"null" or by == 0:
-        return line
-    return line[:start] + (b"null" if by is None else b"%d" % (int(number) + by)) + line[stop:]
-
-
 def moved(error: DataError | StageError, by: int | None) -> DataError | StageError:
     """The same error at another row: `by` more, or none."""
     row = None if by is None or error.row is None else error.row + by
@@ -298,11 +285,3 @@ def moved(error: DataError | StageError, by: int | None) -> DataError | StageErr
     if type(error) is DataError:
         return DataError(error.reason, file=error.file, row=row, offset=error.offset, data=error.data)
     return error
-
-
-def _lines(path: Path) -> int:
-    """Number of lines of a file, which may not be there."""
-    if not path.exists():
-        return 0
-    with open(path, "rb") as file:
-        return sum(1 for _ in file)

@@ -21,6 +21,7 @@ from penstock.feed.protocol import MalformedMessageError, Message
 from penstock.feed.remote_plan import RemotePlan
 from penstock.feed.share import GroupShare
 from penstock.loaders.plan_engine import check_edited
+from penstock.loaders.preferences.engine import no_slices
 from penstock.memory.views import keep_freed
 from penstock.order.edits import edit_from_json
 from penstock.order.plan import Plan
@@ -45,6 +46,8 @@ class RemoteEngine:
         """`facts` are those that have to be the same on all ranks."""
         self.options, self.rank, self._share = options, options.find_rank(), share
         self._connection, self._hello = connection, hello
+        if options.context is not None and hello["layout"]["kind"] == "preference":
+            raise no_slices(options.context)
         known = BatchLayout.__dataclass_fields__
         given_layout = {name: value for name, value in hello["layout"].items() if name in known}
         backend = get_backend(options.backend)
@@ -149,12 +152,14 @@ class RemoteEngine:
         answer = self._ask("load", self.plan, state=state, new_batch_size=new_batch_size).notes["answer"]
         edits = tuple(edit_from_json(edit) for edit in answer["edits"])
         if edits != self.plan.edits:
+            self._forget_next()  # its batches are those of the plan before
             self.plan = replace(self.plan, edits=edits)
         return FeedPosition.of(read_position(answer["position"]))
 
     def edit(self, plan: Plan, position: FeedPosition) -> FeedPosition:
         """Continue with an edited plan; steps before a position cannot change. Returns the next position."""
         check_edited(self.plan, plan, position.step)
+        self._forget_next()  # its batches are those of the plan before
         self.plan = plan
         return FeedPosition.of(plan.next_delivered(position.position()))
 

@@ -21,7 +21,13 @@ from penstock.loaders.source import LoaderSource
 from penstock.order.plan import Plan
 
 _OWN = frozenset(
-    {"batch_size", "budget", *option_names(Output), *(name for name in option_names(Shard) if name != "sharding")}
+    {
+        "batch_size",
+        "budget",
+        "metrics",
+        *option_names(Output),
+        *(name for name in option_names(Shard) if name != "sharding"),
+    }
 )
 """Options of a client; all others are decided by the config of the server."""
 _PLACES = frozenset(name for name in option_names(Shard) if name not in ("sharding", "context"))
@@ -47,6 +53,8 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
     `share` is a process group, or a mesh of one dimension, whose ranks train on the same batches (tensor or context
     parallelism): its first rank fetches them for all. The group needs gloo, and all its ranks the same calls. Pass
     `group` or `shard` with it, which decide the batches.
+
+    `metrics` is where the metrics of this rank go; see docs/metrics.md. Those of a server are its own.
     """
 
     def __init__(

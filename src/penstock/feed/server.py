@@ -147,6 +147,12 @@ class FeedServer:
                 f"{config.name}: a stream has no plan, and its position is in the process that reads it, so that no "
                 "other server could go on; prepare the data first, or pass --set streaming=false"
             )
+        if arguments.get("metrics") is not None:
+            log.warning(
+                "%s: metrics is for loaders of this file; pass --metrics for those of the server, and metrics= to "
+                "RemoteLoader for those of the ranks",
+                config.name,
+            )
         own = {each.name: each.default for each in fields(Shard) if each.name != "sharding"}
         own |= {"rank": 0, "world_size": 1, "backend": "numpy", "device": None, "pin_memory": False, "prefetch": 0}
         loader = config.open(**own)

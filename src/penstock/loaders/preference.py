@@ -14,7 +14,7 @@ from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import build_chat_recipe, check_template, read_chat_options
 from penstock.loaders.preferences.batch import EXTRA
-from penstock.loaders.preferences.engine import PreferenceEngine
+from penstock.loaders.preferences.engine import PreferenceEngine, no_slices
 from penstock.loaders.source import Inputs, Packing, Paths, Sampling, build_source, check_preferences, open_inputs
 from penstock.store.preferences import PairTable
 
@@ -66,10 +66,7 @@ class PreferenceDataLoader(DataLoader, options=(Options,)):
             raise ConfigError(f"completion must be 'supervised' or 'all', got {completion!r}")
         chosen, chat = read_chat_options(options, chat, type(self))
         if chosen.context is not None:
-            raise ConfigError(
-                f"context={chosen.context!r} slices texts and chats, and answers of preferences are compared whole; "
-                "leave out context"
-            )
+            raise no_slices(chosen.context)
         chosen = _with_fields(chosen)
         sampling = Sampling(packing=packing, length=max_length, truncation="drop" if truncation == "drop" else "error")
         if sampling.strategy == "concat":

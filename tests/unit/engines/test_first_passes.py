@@ -22,7 +22,7 @@ from penstock.cli.main import app
 from penstock.engines.driver import JobOptions
 from penstock.engines.executor import InProcess, Outcome
 from penstock.engines.run import JobEngine, RayEngine
-from penstock.errors import ConfigError, PenstockError, ResumeError, StageError, UnfinishedJobError
+from penstock.errors import ConfigError, FailureBudgetError, PenstockError, ResumeError, StageError, UnfinishedJobError
 from penstock.pipeline.stages import Transform
 from penstock.sources import CsvSource, JsonlSource
 from penstock.transforms import ExactDedup, Filter, Map, MinMaxScaler, OneHotEncoder, OrdinalEncoder, StandardScaler
@@ -156,6 +156,41 @@ class Watched(InProcess):
 
 def watched(ran: list[str], fail_at: str | None = None) -> JobEngine:
     return JobEngine(executor=lambda: Watched(ran, fail_at), options=SPLITS.options)
+
+
+@pytest.mark.parametrize("limit", [{"max_failures": 3}, {"max_failure_ratio": 0.05}, {"max_failures": 99}])
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("function", "scale"),
+        ("scale", "function", "range"),
+        ("function", "dedup", "range"),
+        ("function", "every", "range"),
+        ("function", "mean"),
+    ],
+)
+def test_too_many_bad_rows_of_a_pass_end_a_job_as_they_end_a_local_run(
+    tmp_path: Path, names: tuple[str, ...], limit: dict[str, Any]
+) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for number in range(3):
+        rows = [{"x": n / 7, "n": n % 11, "kind": "bad" if n % 9 == 4 else "a"} for n in range(30)]
+        (folder / f"{number}.jsonl").write_text("\n".join([*map(json.dumps, rows), "{bad"]))
+    found = []
+    for number, engine in enumerate((None, JobEngine(options=JobOptions(split_bytes=900, partitions=2)))):
+        steps = {name: STEPS[name]() for name in names}
+        out = tmp_path / f"out {number}"
+        out.mkdir()
+        config = PipelineConfig(on_error="quarantine", quarantine=out / "bad.jsonl", **limit)
+        pipeline = Pipeline(JsonlSource(folder), list(steps.values()), out / "made.jsonl", config)
+        try:
+            made: Any = pipeline.run(engine=engine, fit=[steps[name] for name in names if name in FITTED]).rows_out
+        except FailureBudgetError as error:
+            made = str(error)
+        found.append((made, {path.name: path.read_bytes() for path in out.iterdir()}))
+    assert found[0] == found[1]
+    assert isinstance(found[0][0], str) == (limit != {"max_failures": 99})
 
 
 @pytest.mark.parametrize("fail_at", ["types-000002", "fit-1-000001", "map-0-000000", "map-0-000003"])

@@ -121,6 +121,22 @@ def test_nothing_is_published_if_too_many_rows_are_bad(tmp_path: Path) -> None:
         assert not (tmp_path / "out.jsonl").exists()
 
 
+def test_the_ratio_of_bad_rows_is_that_of_the_rows_read(tmp_path: Path) -> None:
+    rows = [json.dumps({"n": n, "odd": n % 2}) for n in range(4000)]
+    (tmp_path / "in.jsonl").write_text("\n".join(rows))
+
+    def refuse(row: dict[str, Any]) -> dict[str, Any]:
+        if row["n"] % 10 == 0:
+            raise ValueError("no")
+        return row
+
+    for number, engine in enumerate((None, job(9000))):
+        config = PipelineConfig(on_error="skip", max_failure_ratio=0.15)
+        steps = [Map(refuse), Filter("odd == 1")]  # half of the rows that are read are left
+        report = Pipeline(tmp_path / "in.jsonl", steps, tmp_path / f"out-{number}.jsonl", config).run(engine=engine)
+        assert (report.rows_in, sum(report.skipped.values())) == (4000, 400)
+
+
 @pytest.mark.parametrize("sink", [ArrowSink, ParquetSink])
 def test_bytes_of_columnar_files_depend_on_the_rows_alone(tmp_path: Path, sink: Any) -> None:
     table = pa.table(

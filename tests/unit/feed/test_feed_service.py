@@ -30,11 +30,12 @@ from penstock.feed.batch_groups import FeedPosition
 from penstock.feed.job import block_steps
 from penstock.feed.protocol import BATCH_COLUMNS, MalformedMessageError, decode, encode, ending, schema_of
 from penstock.feed.server import is_loopback
+from penstock.loaders.loader_file import load_config
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.memory import MemoryBudget
-from token_stores import make_rows, make_store
+from token_stores import make_preferences, make_rows, make_store
 
 LENGTH = 16
 
@@ -340,6 +341,34 @@ def test_fields_are_a_part_of_those_of_the_config(store: Path) -> None:
             assert batch.labels is None
         with pytest.raises(ConfigError, match="position_ids"):
             remote(server.address, fields=["input_ids", "position_ids"])
+
+
+def test_metrics_of_a_rank_are_written_at_the_client(store: Path, tmp_path: Path) -> None:
+    path = tmp_path / "rank.metrics.jsonl"
+    with served(store) as server, remote(server.address, metrics=str(path)) as client:
+        count = len(list(client))
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    readings = [line["metrics"] for line in lines if "metrics" in line]
+    assert readings[-1]["penstock_loader_steps_total"] == count
+
+
+def test_metrics_of_a_served_file_are_not_ignored_in_silence(
+    store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "train.yaml"
+    path.write_text(yaml.dump({"loader": "pretrain", "path": str(store), "metrics": str(tmp_path / "run.jsonl")}))
+    with FeedServer.of_config(load_config(path)):
+        assert "pass --metrics" in caplog.text
+
+
+def test_slices_of_preferences_are_refused_before_the_first_batch(tmp_path: Path) -> None:
+    make_preferences(tmp_path / "pairs", 8, LENGTH)
+    with (
+        PreferenceDataLoader(tmp_path / "pairs", max_length=LENGTH, backend="numpy") as loader,
+        FeedServer(loader) as server,
+        pytest.raises(ConfigError, match="compared whole"),
+    ):
+        remote(server.address, rank=0, world_size=2, cp=2, context="zigzag")
 
 
 def test_a_stream_is_refused_with_the_reason(store: Path) -> None:

@@ -26,6 +26,13 @@ from penstock.store.preferences import PairTable, read_column
 Ints = npt.NDArray[np.int64]
 
 
+def no_slices(context: str) -> ConfigError:
+    """Error of a loader of preferences that is asked for slices of sequences."""
+    return ConfigError(
+        f"context={context!r} slices texts and chats, and answers of preferences are compared whole; leave out context"
+    )
+
+
 class _Share(Share):
     """Share of a rank in a step, with the length of each side and the rows whose answers are borrowed."""
 
