@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock import Pipeline, PipelineConfig
+from penstock.corpus.prepare import EXAMPLES_NAME
 from penstock.engines.driver import JobOptions
 from penstock.engines.executor import Executor, InProcess
 from penstock.engines.run import JobEngine
@@ -61,11 +62,14 @@ def run(
 
 
 def files_in(folder: Path) -> dict[str, bytes]:
-    """Bytes of all files, without locks; manifests without the random name of their run."""
+    """Bytes of all files, without locks; manifests without the random name of their run.
+
+    Examples of dropped rows are left out: a process keeps some of those that it drops itself.
+    """
     found = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and "lock" not in path.name and ".job/" not in name:
+        if path.is_file() and path.name != EXAMPLES_NAME and "lock" not in path.name and ".job/" not in name:
             data = path.read_bytes()
             if path.parent.name == "versions" or path.name == "manifest.json":
                 data = json.dumps({k: v for k, v in json.loads(data).items() if k not in _RANDOM}).encode()

@@ -171,7 +171,7 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
 def test_lint_explains_where_each_part_went(files: tuple[Path, Path]) -> None:
     template, chats = files
     given = ["lint", str(chats), "--tokenizer", "byte", "--template", str(template), "--no-eot"]
-    assert CliRunner().invoke(app, given).exit_code == 1
+    assert CliRunner().invoke(app, given).exit_code == 3
     told = CliRunner().invoke(app, [*given, "--explain", "0", "--json"])
     assert told.exit_code == 0, told.output
     explained = json.loads(told.output)
