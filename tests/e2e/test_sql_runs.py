@@ -78,7 +78,8 @@ def test_a_server_killed_while_it_is_written_has_every_row_once(victim: Postgres
         except StageError as error:
             assert "SqlSink" in str(error)  # noqa: PT017 - what ends a run says which stage
             failures += 1
-    assert (report.rows_out, at, failures) == (400, [], KILLS)
+    assert (report.rows_out, at) == (400, [])
+    assert 1 <= failures <= KILLS  # the source reads ahead: it may kill twice before the sink notices
     back = MemorySink()
     Pipeline(SqlSource(victim.url, table="out", key="id"), [], back).run()
     assert back.rows() == ROWS

@@ -32,7 +32,7 @@ _ANSWER_SECONDS = 10.0
 _CONSUMER_SECONDS = 300
 """The server forgets what an idle reader was at after that; it is made again."""
 _NO_SUCH_STREAM, _NO_SUCH_CONSUMER = 10059, 10014
-_ID = "Nats-Msg-Id"
+_ID, _STREAM = "Nats-Msg-Id", "Nats-Expected-Stream"
 _IN_FLIGHT = 1024
 """Messages that wait for the server to have stored them."""
 
@@ -229,7 +229,7 @@ class NatsLog:
         client = await self._connected()
         for start in range(0, len(subjects), _IN_FLIGHT):
             part = messages.part(start, start + _IN_FLIGHT)
-            failed = await client.publish(subjects[start : start + _IN_FLIGHT], part.values, part.ids())
+            failed = await client.publish(self.stream, subjects[start : start + _IN_FLIGHT], part.values, part.ids())
             if failed is not None:
                 raise ConfigError(f"{self.name}: a message was refused: {failed}")
 
@@ -320,8 +320,8 @@ class _Client:
             raise ConnectionError(f"{self.name}: no answer: {error!s}") from None
         return self._raw, status
 
-    async def publish(self, subjects: list[str], values: Any, ids: Any) -> str | None:
-        """The reason why the server has refused a message; None if all are stored."""
+    async def publish(self, stream: str, subjects: list[str], values: Any, ids: Any) -> str | None:
+        """The reason why the server has refused a message; None if all are stored, in this stream."""
         nats = require("nats", "nats")
         if self.lost:
             raise ConnectionError(f"{self.name}: the connection was lost")
@@ -330,7 +330,7 @@ class _Client:
         reply = f"{self._inbox}.ack"
         try:
             for subject, value, one in zip(subjects, values, ids):
-                await self._nats.publish(subject, value, reply=reply, headers={_ID: one})
+                await self._nats.publish(subject, value, reply=reply, headers={_ID: one, _STREAM: stream})
             await asyncio.wait_for(self._done, 3 * _ANSWER_SECONDS)
         except nats.errors.MaxPayloadError:
             return f"it is larger than the {self._nats.max_payload} bytes that the server takes (max_payload)"
@@ -368,6 +368,7 @@ class _Client:
         self.lost = True
         if self._done is not None and not self._done.done():
             self._done.set_exception(ConnectionError(f"{self.name}: the connection was lost"))
+            self._done.exception()  # or asyncio would report it if nobody waits any more
 
     async def _on_error(self, error: Exception) -> None:
         return  # what is used next raises

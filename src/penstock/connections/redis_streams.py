@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -193,9 +194,12 @@ class RedisLog:
         pairs = zip(fields[::2], fields[1::2])
         if self._field is not None:
             return next((value for name, value in pairs if name == self._field), None)
-        return orjson.dumps(
-            {name.decode("utf-8", "replace"): value.decode("utf-8", "replace") for name, value in pairs}
-        )
+        named = list(pairs)
+        try:
+            return orjson.dumps({name.decode(): value.decode() for name, value in named})
+        except UnicodeDecodeError:  # the bytes as they are, which are a bad row
+            found = {_as_is(name): _as_is(value) for name, value in named}
+            return json.dumps(found, ensure_ascii=False).encode(errors="surrogateescape")
 
     def _call(self, *command: Any) -> Any:
         # Without the parsing of the client, which makes a dict of each entry.
@@ -228,6 +232,10 @@ class RedisLog:
                     f"{self.name}: the server refuses the credentials ({error}); check them"
                 ) from None
             raise ConfigError(f"{self.name}: {error}") from None
+
+
+def _as_is(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 def _number(name: bytes) -> int:

@@ -172,6 +172,10 @@ class Database:
             raise self._named(error, row) from None  # the driver's own text may hold the password
 
     def _named(self, error: Exception, row: int | None) -> Exception:
+        if isinstance(error, OverflowError):
+            said = "a date or a time of the key is infinite, before the year 1 or after 9999, which a state does not "
+            said += "hold; choose another key, or leave these rows out with query="
+            return DataError(said, file=self.shown, row=row)
         state = str(getattr(error, "sqlstate", None) or "")
         said = self.without_secrets(_NOISE.sub("", str(error)).strip())
         said = " ".join(re.sub(r"^[A-Z_]+: (\[libpq\] )?", "", said).split()).rstrip(" ^.")
@@ -228,7 +232,8 @@ class SqlConnection:
     def rows(self, sql: str, parameters: Sequence[Any] = (), *, copy: bool = True) -> list[tuple[Any, ...]]:
         """All rows of a small result."""
         table = self.table(sql, parameters, copy=copy)
-        return list(zip(*(column.to_pylist() for column in table.columns))) if table.num_rows else []
+        with self.database.naming():
+            return list(zip(*(column.to_pylist() for column in table.columns))) if table.num_rows else []
 
     def table(self, sql: str, parameters: Sequence[Any] = (), *, copy: bool = True) -> pa.Table:
         """A small result. PostgreSQL has no COPY of what is not a query, such as FETCH."""

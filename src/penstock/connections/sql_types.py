@@ -26,8 +26,10 @@ from penstock.errors import ConfigError, DataError, SchemaError
 _PG_TYPE, _PG_MODE = b"POSTGRESQL:type", b"POSTGRESQL:typmod"
 _MOST_DIGITS = 76
 _SENT_AS = {"money": "numeric(20, 2)", "_money": "numeric[]", "oid": "bigint", "_oid": "bigint[]"}
-"""Types whose values the driver of PostgreSQL would misread: it takes the numbers of `oid` for ones with a sign, and
-money for its cents."""
+_SENT_AS |= {"bit": "text", "bit[]": "text[]", "time with time zone": "text", "time with time zone[]": "text[]"}
+"""Types whose values a driver would misread: that of PostgreSQL takes the numbers of `oid` for ones with a sign, and
+money for its cents; that of DuckDB leaves out the zone of a time, and sends bits as it keeps them."""
+_DAY_MICROSECONDS = 86_400_000_000
 _FIRST_DAY = -2_440_588
 """First date of PostgreSQL, in days before 1970. What is before is 'infinity', or too late for Arrow, and wrapped."""
 _NAMED_TEXT = {"uuid": pa.uuid(), "json": pa.json_()}
@@ -70,36 +72,43 @@ def cast_for_reading(field: pa.Field) -> str | None:
 
 def selected(field: pa.Field, name: str, dialect: SqlDialect) -> str:
     """Column in a select list, with the quoted name, cast where Arrow has no type for it."""
+    if dialect is POSTGRESQL and pa.types.is_struct(field.type.value_type if _is_list(field.type) else field.type):
+        return f"to_jsonb({name}) AS {name}"  # the driver leaves its fields as they are sent: money, oid, arrays
     kind = cast_for_reading(field)
     value = name if kind is None else f"CAST({name} AS {kind})"
     if dialect is POSTGRESQL and pa.types.is_list(field.type):
-        # The driver reads such an array as a flat one. A text that is no array stops the query, and is its message.
+        # The driver reads such an array as a flat one. A text that is no number stops the query, and is its message.
         said = "column " + name.replace("'", "''") + " has an array of several dimensions; read it with query=, as "
         said += "to_jsonb(...): "
-        refused = f"CAST('{said}' || CAST({name} AS text) AS {kind or server_type(field)})"
-        value = f"CASE WHEN array_ndims({name}) > 1 THEN {refused} ELSE {value} END"
+        refused = f"CASE WHEN array_ndims({name}) > 1 THEN CAST('{said}' || CAST({name} AS text) AS integer) END"
+        value = f"CASE WHEN {refused} IS NULL THEN {value} END"
     return value if value == name else f"{value} AS {name}"
 
 
-def check_times(batch: pa.RecordBatch, where: str, row: int) -> None:
-    """Refuse dates and times of PostgreSQL that Arrow has no value for: the driver makes other ones of them."""
+def check_times(batch: pa.RecordBatch, dialect: SqlDialect, where: str, row: int) -> None:
+    """Refuse dates and times that Arrow has no value for: drivers make other ones of them."""
     for field, column in zip(batch.schema, batch.columns):
         listed = pa.types.is_list(field.type)
         kind = field.type.value_type if listed else field.type
-        if not (pa.types.is_date32(kind) or (pa.types.is_timestamp(kind) and kind.unit == "us")):
+        if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind) or kind == pa.time64("us")):
             continue
         flat = pc.list_flatten(column) if listed else column
         numbers = flat.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
-        first = _FIRST_DAY * (1 if pa.types.is_date32(kind) else 86_400_000_000)
-        least = pc.min(numbers).as_py()
-        if least is not None and least < first:
-            at = pc.index(pc.less(numbers, first), True).as_py()
-            raise DataError(
-                f"column {field.name!r} is 'infinity', '-infinity' or a time after the year 294246, which Arrow has no "
-                "value for; read it with query=, cast to text, or null in its place: nullif(..., 'infinity')",
-                file=where,
-                row=row + (pc.list_parent_indices(column)[at].as_py() if listed else at),
-            )
+        most = (1 << (31 if pa.types.is_date32(kind) else 63)) - 1
+        if pa.types.is_time64(kind):
+            bad = pc.greater_equal(numbers, _DAY_MICROSECONDS)
+            said = "is the time 24:00:00, which Arrow has no value for; read it with query=, cast to text"
+        else:
+            if dialect is POSTGRESQL:
+                bad = pc.less(numbers, _FIRST_DAY * (1 if pa.types.is_date32(kind) else _DAY_MICROSECONDS))
+            else:
+                bad = pc.or_(pc.equal(numbers, most), pc.equal(numbers, -most))
+            said = "is 'infinity', '-infinity' or a time after the year 294246, which Arrow has no value for; "
+            said += "read it with query=, cast to text, or null in its place: nullif(..., 'infinity')"
+        if pc.any(bad).as_py():
+            at = pc.index(bad, True).as_py()
+            place = row + (pc.list_parent_indices(column)[at].as_py() if listed else at)
+            raise DataError(f"column {field.name!r} {said}", file=where, row=place)
 
 
 def read_type(field: pa.Field) -> pa.DataType:

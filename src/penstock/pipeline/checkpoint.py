@@ -23,7 +23,7 @@ from penstock.files.states import StateFormat, parse_json, to_json
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.delivery import Delivery
 from penstock.pipeline.report import Report
-from penstock.pipeline.stages import Durable, Remembering, Sink, Source, State, Stateful, Transform
+from penstock.pipeline.stages import Committing, Durable, Remembering, Sink, Source, State, Stateful, Transform
 
 STATE = StateFormat(
     "pipeline",
@@ -156,6 +156,17 @@ class Checkpoint:
                 "delete the checkpoint to make it again"
             )
 
+    def catch_up(self) -> None:
+        """Take the position that the sink has committed after the last save, if the process was killed in between.
+
+        The rows after the save need not come again in the same order, so they must not come again at all.
+        """
+        if self.saved is None or self.saved["report"] or not isinstance(self._sink, Committing):
+            return
+        text = self._sink.committed_text(self.saved["sink"])
+        if text is not None:
+            self.saved = _CHECKPOINT.read(parse_json(text.encode()))
+
     def give_up(self) -> None:
         """Let go of the output too, before anything was written."""
         self._sink.abort()
@@ -202,11 +213,10 @@ class Checkpoint:
         """Make everything delivered so far durable."""
         for transform in self._remembering:
             transform.sync()
-        token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
-        self.saved = {
+        saved = {
             "target": stage_name(self._sink),
             "state": state,
-            "sink": token | {"finishing": finishing},
+            "sink": {},
             "bad_rows": delivery.bad_rows.sync(),
             "rows_in": delivery.rows_read,
             "rows_out": delivery.rows_out,
@@ -214,6 +224,10 @@ class Checkpoint:
             "changed": dict(delivery.changed),
             "report": report.to_dict() if report is not None else None,
         }
+        if isinstance(self._sink, Committing):
+            self._sink.checkpoint_text = lambda token: to_json(_CHECKPOINT.write(saved | {"sink": token})).decode()
+        token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
+        self.saved = saved | {"sink": token | {"finishing": finishing}}
         self._write(self.saved)
         self._saved_at = time.monotonic()
 

@@ -172,6 +172,8 @@ class Pipeline:
                 self._finished = keeper.report
                 keeper.close()
                 return self
+            if keeper is not None:
+                keeper.catch_up()
             runner = self._begin(keeper.state if keeper is not None else None)
         except BaseException:
             if keeper is not None:

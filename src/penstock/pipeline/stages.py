@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -194,7 +194,12 @@ class Durable(Protocol):
 class Committing(Protocol):
     """A durable sink whose checkpoints commit rows where others see them: its run must be known before the first."""
 
-    commits_rows: bool
+    checkpoint_text: Callable[[State], str] | None
+    """Text of the whole checkpoint for a token; `checkpoint` commits it together with the rows."""
+
+    def committed_text(self, token: State, /) -> str | None:
+        """The text that was committed last, if that was after the token; None otherwise."""
+        ...
 
 
 @runtime_checkable

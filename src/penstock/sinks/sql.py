@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import pyarrow as pa
@@ -37,13 +37,14 @@ class SqlSink(Sink):
     `append` adds rows, `upsert` replaces those with the same `key`, and `replace` makes a new table that takes the
     place of the old one at the end: until then readers see the old one. Of rows with one key, the last counts.
 
-    A run without a checkpoint is one transaction. `run(checkpoint=...)` commits rows together with the number of rows
-    written, in the table `penstock_positions`, at each save; a run that is resumed leaves out what is there already.
+    A run without a checkpoint is one transaction. `run(checkpoint=...)` commits rows together with the position of the
+    run, in the table `penstock_positions`, at each save; a run that is resumed goes on at the one that was committed.
     The line of a run is deleted at its end. Columns are matched by name, and cast to the types of an existing table.
     """
 
     commits_rows = True
     """Rows are committed during a run, so the run must be known before the first."""
+    checkpoint_text: Callable[[State], str] | None = None
 
     def __init__(
         self,
@@ -143,34 +144,48 @@ class SqlSink(Sink):
         self._run = secrets.token_hex(8)
         self._rows = self._skip = self._held = 0
         self._durable = self._published = False
+        self.checkpoint_text = None
 
     def checkpoint(self) -> State:
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
         self._write()
         connection = self._connect()
-        one, two, three = (self._database.placeholder(number) for number in (1, 2, 3))
-        connection.execute(f"DELETE FROM {self._positions} WHERE run = {one}", [self._run])
+        schema = schema_to_text(self._schema) if self._schema is not None else None
+        token = {"run": self._run, "rows": self._rows, "schema": schema}
+        # While rows of before come again, the position is behind what is written.
+        text = self.checkpoint_text(token) if self.checkpoint_text is not None and not self._skip else ""
+        marks = [self._database.placeholder(number) for number in range(1, 5)]
+        connection.execute(f"DELETE FROM {self._positions} WHERE run = {marks[0]}", [self._run])
         connection.execute(
-            f"INSERT INTO {self._positions} (run, target, written) VALUES ({one}, {two}, {three})",
-            [self._run, ".".join(self._table), self._rows + self._skip],  # rows of before that come again are there too
+            f"INSERT INTO {self._positions} (run, target, written, position) VALUES ({', '.join(marks)})",
+            [self._run, ".".join(self._table), self._rows + self._skip, text],
         )
         connection.commit()
-        schema = schema_to_text(self._schema) if self._schema is not None else None
-        return {"run": self._run, "rows": self._rows, "schema": schema}
+        return token
+
+    def committed_text(self, token: State) -> str | None:
+        self._end_abandoned(token.get("run") or "")
+        mark = self._database.placeholder(1)
+        with self._database.connect() as connection:
+            try:
+                found = connection.rows(
+                    f"SELECT written, position FROM {self._positions} WHERE run = {mark}", [token.get("run") or ""]
+                )
+            except ConfigError:  # there is no such table; `restore` says what that means
+                return None
+        return found[0][1] or None if found and int(found[0][0]) > int(token.get("rows", 0)) else None
 
     def restore(self, token: State) -> None:
         self.reset()
         self._durable = True
         self._run, self._rows = token.get("run") or self._run, int(token.get("rows", 0))
-        before = _WRITERS.get(self._run)
-        if before is not None and before is not self:
-            before.abort()
+        self._end_abandoned(self._run)
         self._schema = schema_from_text(token["schema"]) if token.get("schema") else None
         connection = self._connect()
         connection.execute(
             f"CREATE TABLE IF NOT EXISTS {self._positions} (run varchar(32) PRIMARY KEY, target varchar(500) NOT NULL, "
-            "written bigint NOT NULL, saved_at timestamp DEFAULT CURRENT_TIMESTAMP)"
+            "written bigint NOT NULL, position text, saved_at timestamp DEFAULT CURRENT_TIMESTAMP)"
         )
         connection.commit()
         sql = f"SELECT written FROM {self._positions} WHERE run = {self._database.placeholder(1)}"
@@ -218,6 +233,11 @@ class SqlSink(Sink):
             )
 
     # -- inside ------------------------------------------------------------------------------------------------------
+
+    def _end_abandoned(self, run: str) -> None:
+        before = _WRITERS.get(run)
+        if before is not None and before is not self:
+            before.abort()
 
     @property
     def _written(self) -> tuple[str, ...]:
@@ -435,11 +455,11 @@ def _storage(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _last_of_each(table: pa.Table, key: Sequence[str]) -> pa.Table:
     """The last row of each key, in their order."""
-    place = "penstock_place"
-    numbered = pa.table([_storage(table.column(name)) for name in key], list(key)).append_column(
-        place, pa.array(range(table.num_rows), pa.int64())
+    numbers = [str(at) for at in range(len(key))]  # a name of a column could be that of the place
+    numbered = pa.table([_storage(table.column(name)) for name in key], numbers).append_column(
+        "place", pa.array(range(table.num_rows), pa.int64())
     )
-    kept = numbered.group_by(list(key), use_threads=False).aggregate([(place, "max")])
+    kept = numbered.group_by(numbers, use_threads=False).aggregate([("place", "max")])
     if kept.num_rows == table.num_rows:
         return table
-    return table.take(kept.column(f"{place}_max").combine_chunks().sort())
+    return table.take(kept.column("place_max").combine_chunks().sort())

@@ -46,6 +46,8 @@ _PAGE_ROWS = 1000
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0
 _ROOM_FOR_THREADS = 128 << 20
 _NUMBER = "penstock_row"
+_OWN_TYPES = ("text", "varchar", "bpchar", "name", "date", "timestamp", "timestamptz", "uuid", "numeric", "bytea")
+"""Types of keys that PostgreSQL finds under the name that its driver tells."""
 _STORED = {"integer": pa.int64(), "real": pa.float64(), "text": pa.string(), "blob": pa.binary()}
 _OTHERS = {
     pa.int64(): "{0} >= ''",
@@ -120,7 +122,7 @@ class SqlRows:
         self._check_names()
         if self.database.dialect is SQLITE:
             return self._sqlite_schema()
-        if not any(map(cast_for_reading, self._given)):
+        if self._selected == ", ".join(self.database.quoted(field.name) for field in self._given):
             return pa.schema(self._given)
         return self._look(f"SELECT {self._selected} FROM {self._relation} LIMIT 0").schema
 
@@ -185,8 +187,8 @@ class SqlRows:
         with self.connection() as connection:
             sql, parameters = self._query(part, connection)
             for batch in self._batches(connection, sql, parameters, batch_bytes, row):
-                if self.database.dialect is POSTGRESQL:
-                    check_times(batch, self.database.shown, row)
+                if self.database.dialect in (POSTGRESQL, DUCKDB):
+                    check_times(batch, self.database.dialect, self.database.shown, row)
                 made = read_batch(batch, schema, self.database.shown, row)
                 before = self._check_keys(made, before, row)
                 row += made.num_rows
@@ -338,10 +340,13 @@ class SqlRows:
 
     @cached_property
     def _server_types(self) -> dict[str, str]:
+        """Types of the key's columns, as PostgreSQL spells them; those of users with their schema."""
         kinds = {field.name: server_type(field) for field in self._given if field.name in self.key}
         for name, kind in kinds.items():
-            if not kind.replace("_", "").isalnum():
-                raise ConfigError(f"key {name!r} has a type that PostgreSQL's driver does not know; choose another key")
+            if kind in _OWN_TYPES:
+                continue
+            found = self._look(f"SELECT pg_typeof({self.database.quoted(name)})::text FROM {self._relation} LIMIT 1")
+            kinds[name] = found.column(0)[0].as_py() if found.num_rows else "text"
         return kinds
 
     def _keys(self) -> str:
@@ -356,7 +361,8 @@ class SqlRows:
         for column in columns:
             equal = pc.equal(column.slice(1), column.slice(0, len(column) - 1))
             same = equal if same is None else pc.and_(same, equal)
-        first = tuple(column[0].as_py() for column in columns)
+        with self.database.naming(row):
+            first, last = (tuple(column[place].as_py() for column in columns) for place in (0, -1))
         at = -1 if before is None or before != first else 0
         if at < 0 and pc.any(same).as_py():
             at = int(pc.index(same, True).as_py()) + 1
@@ -368,7 +374,7 @@ class SqlRows:
                 file=self.database.shown,
                 row=row + at,
             )
-        return tuple(column[-1].as_py() for column in columns)
+        return last
 
     # -- connections -------------------------------------------------------------------------------------------------
 

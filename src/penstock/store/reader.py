@@ -48,7 +48,7 @@ _MOST_BUCKET_PIECES = 1 << 8
 
 
 def open_store(
-    path: PathLike,
+    path: PathLike | Any,
     version: int | None = None,
     *,
     verify: Verify = "touch",
@@ -60,7 +60,8 @@ def open_store(
     """A random-access view of a version of a store (default: the current one), or of token data of another program.
 
     Token data is files of Megatron (`.bin` and `.idx`), flat `.bin` files (nanoGPT, llm.c) and folders that Hugging
-    Face's `save_to_disk` wrote; `layout` is what these do not say themselves (`docs/other-formats.md`).
+    Face's `save_to_disk` wrote, or a `datasets.Dataset` object; `layout` is what these do not say themselves
+    (`docs/other-formats.md`).
 
     Checks that every file exists and has its length. With `verify="touch"` the checksum of a shard is compared
     when one of its rows is first read, once in a process, which reads the shard (some gigabytes a second);
@@ -71,6 +72,8 @@ def open_store(
     into a cache of `cache_bytes` below `cache_dir` (default: penstock's own) that all processes of the machine share.
     """
     check_verify(verify)
+    if not isinstance(path, (str, os.PathLike)):
+        return _open_dataset(path, version, layout)
     if is_object_url(path):
         _refuse_layout(path, layout)
         folder = None if cache_dir is None else require_local(cache_dir, "cache_dir").absolute()
@@ -87,6 +90,22 @@ def open_store(
         refuse_archive(home)
     _refuse_layout(path, layout)
     return Store(home, _read_checked(home, version, check, progress), verify=verify, shown=os.fspath(path))
+
+
+def _open_dataset(dataset: Any, version: int | None, layout: ForeignOptions) -> Store:
+    from penstock.store.foreign.lookup import open_dataset  # which imports this module
+
+    if not all(hasattr(dataset, name) for name in ("data", "format", "cache_files")):
+        raise ConfigError(f"a store is opened by its path, or over a datasets.Dataset; got {type(dataset).__name__}")
+    found = open_dataset(dataset, **layout)
+    if found is None or version is not None:
+        raise ConfigError(
+            "the dataset has no version, omit it"
+            if found is not None
+            else "the rows of the dataset cannot be read in place: they hold no lists of token ids, are selected or "
+            "shuffled, have labels, or are changed by a function; pass it to a loader, or `penstock convert` its folder"
+        )
+    return found
 
 
 def _refuse_layout(path: PathLike, layout: ForeignOptions) -> None:

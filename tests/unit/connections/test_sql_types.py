@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import secrets
 import uuid
 from decimal import Decimal
@@ -179,6 +180,96 @@ def test_a_time_that_arrow_has_no_value_for_is_named_with_its_row(
         assert each.next_batch(10) is not None
         each.close()
     source.close()
+
+
+@pytest.mark.parametrize("product", ["postgresql", "duckdb"])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("time", "24:00:00"), ("timestamp", "infinity"), ("date", "-infinity"), ("timestamptz[]", "{infinity}")],
+)
+def test_midnight_at_the_end_of_a_day_and_infinite_times_are_refused_by_all(
+    product: str, kind: str, value: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    url = request.getfixturevalue("postgres").url if product == "postgresql" else f"duckdb:///{tmp_path}/a.db"
+    if product == "duckdb":
+        value = value.replace("{", "[").replace("}", "]")
+        Database(url).connect().close()
+    rows = "generate_series(0, 9) " + ("i" if product == "postgresql" else "s(i)")
+    query = f"SELECT i AS id, CASE WHEN i = 3 THEN CAST('{value}' AS {kind}) END AS t FROM {rows}"
+    source = SqlSource(url, query=query, key="id")
+    with pytest.raises(DataError, match=r"'t' is .*cast to text") as caught:
+        source.next_batch(10)
+    source.close()
+    assert caught.value.row == 3
+
+
+def test_times_with_a_zone_and_bits_of_duckdb_are_text(tmp_path: Path) -> None:
+    url = f"duckdb:///{tmp_path}/a.db"
+    Database(url).connect().close()
+    query = "SELECT 1 AS id, '12:00:00+02'::timetz AS v, '101'::bit AS b"
+    source = SqlSource(url, query=query, key="id")
+    batch = source.next_batch(1)
+    source.close()
+    assert batch is not None
+    assert batch.to_pylist() == [{"id": 1, "v": "12:00:00+02", "b": "101"}]
+
+
+@pytest.fixture(scope="module")
+def named(postgres: PostgresServer) -> tuple[str, str]:
+    """A schema that is not in the search path, with types of its own, and a URL: a driver looks for types once."""
+    schema = f"types_{secrets.token_hex(6)}"
+    with Database(postgres.url).connect() as connection:
+        connection.execute(f"CREATE SCHEMA {schema}")
+        connection.execute(f"CREATE TYPE {schema}.\"Mood\" AS ENUM ('sad', 'ok', 'a b')")
+        connection.execute(f'CREATE DOMAIN {schema}."My Int" AS int CHECK (value > 0)')
+        connection.execute(f"CREATE TYPE {schema}.facts AS (n numeric, o oid, m money, a int[], t timestamp)")
+    return schema, f"{postgres.url}?application_name={schema}"
+
+
+def test_types_of_users_are_keys_in_their_own_order(named: tuple[str, str]) -> None:
+    schema, url = named
+    query = f'SELECT m AS k, m::text AS v FROM unnest(enum_range(NULL::{schema}."Mood")) m'
+    rows: list[str] = []
+    state = None
+    for _ in range(3):
+        source = SqlSource(url, query=query, key="k")
+        if state is not None:
+            source.load_state_dict(state)
+        batch = source.next_batch(1)
+        assert batch is not None
+        rows += batch.column("v").to_pylist()
+        state = source.state_dict()
+        source.close()
+    assert rows == ["sad", "ok", "a b"]
+
+
+def test_arrays_of_types_of_users_are_lists(named: tuple[str, str]) -> None:
+    schema, url = named
+    query = (
+        f"SELECT 1 AS id, CAST('{{sad,null}}' AS {schema}.\"Mood\"[]) AS e, "
+        f"CAST('{{1,null}}' AS {schema}.\"My Int\"[]) AS d, CAST('{{}}' AS {schema}.\"Mood\"[]) AS n"
+    )
+    source = SqlSource(url, query=query, key="id")
+    batch = source.next_batch(1)
+    source.close()
+    assert batch is not None
+    assert batch.to_pylist() == [{"id": 1, "e": ["sad", None], "d": [1, None], "n": []}]
+
+
+def test_a_composite_is_json_with_all_that_is_in_it(named: tuple[str, str]) -> None:
+    schema, url = named
+    query = (
+        "SELECT 1 AS id, v, ARRAY[v, NULL] AS l FROM (SELECT CAST(ROW(1.50, 4000000000, 1.5, '{{1},{2}}', 'infinity') "
+        f"AS {schema}.facts) AS v) r"
+    )
+    source = SqlSource(url, query=query, key="id")
+    batch = source.next_batch(1)
+    source.close()
+    assert batch is not None
+    assert [field.type for field in batch.schema] == [pa.int32(), pa.json_(), pa.json_()]
+    value = {"n": 1.5, "o": "4000000000", "m": "$1.50", "a": [[1], [2]], "t": "infinity"}
+    assert json.loads(batch.column("v")[0].as_py()) == value
+    assert json.loads(batch.column("l")[0].as_py()) == [value, None]
 
 
 @pytest.mark.parametrize("kind", ["int[]", "text[]", "numeric(10, 2)[]", "oid[]", "inet[]"])

@@ -640,11 +640,12 @@ def test_batches_are_full_until_the_epoch_is_nearly_over(tmp_path: Path) -> None
     assert sizes.count(8) > 0.8 * len(sizes)
 
 
-def test_a_single_compressed_file_fills_whole_batches(tmp_path: Path) -> None:
-    reader = reader_of(_jsonl_gz(tmp_path), global_batch=8, streams=64)
+@pytest.mark.parametrize("global_batch", [2, 3, 8])
+def test_a_single_compressed_file_fills_whole_batches(tmp_path: Path, global_batch: int) -> None:
+    reader = reader_of(_jsonl_gz(tmp_path), global_batch=global_batch, streams=64)
     sizes = [len(samples_of(step)) for step in steps_from(reader, reader.start())]
     reader.close()
-    assert sizes[:-1] == [8] * (len(sizes) - 1)
+    assert sizes[:-1] == [global_batch] * (len(sizes) - 1)
 
 
 def test_shuffling_moves_rows_and_seeds_differ(tmp_path: Path) -> None:

@@ -62,6 +62,22 @@ def test_a_dataset_object_is_read_where_it_is_and_resumes_as_the_folder_of_its_r
         PretrainDataLoader(other, **OPTIONS).load_state_dict(state)
 
 
+def test_a_dataset_object_is_opened_as_a_store_with_its_columns_named() -> None:
+    dataset = datasets.Dataset.from_dict({"ids": ROWS, "keep": MASKS})
+    store = open_store(dataset, tokens="ids", mask="keep")
+    assert [row["ids"].tolist() for row in store] == ROWS
+    with pytest.raises(ConfigError, match="selected or shuffled"):
+        open_store(dataset.select([1, 0]), tokens="ids")
+    with pytest.raises(ConfigError, match="got list"):
+        open_store([1, 2])
+
+
+def test_a_function_that_changes_rows_of_a_dataset_is_not_passed_over() -> None:
+    dataset = datasets.Dataset.from_dict({"input_ids": ROWS}).with_transform(lambda rows: {"input_ids": [[9]]})
+    with pytest.raises(ConfigError, match=r"changes rows when they are read.*dataset\.map"):
+        PretrainDataLoader(dataset, **OPTIONS)
+
+
 def test_a_dataset_in_another_order_becomes_a_store_in_the_cache(tmp_path: Path) -> None:
     dataset = datasets.Dataset.from_dict({"input_ids": ROWS}).select(range(59, -1, -1)).shuffle(seed=3)
     expected = make_store(tmp_path / "own", dataset["input_ids"][:], dtype=pa.int64())

@@ -217,6 +217,10 @@ def test_subjects_of_messages_come_from_a_column(nats_server: NatsServer) -> Non
     assert len(read_all(NatsSource(f"{url}?subject={name}.a"))) == 5
     with pytest.raises(ConfigError, match="refused"):
         Pipeline(MemorySource([{"id": 1, "to": "elsewhere"}]), [], NatsSink(url, key="to")).run()
+    other = broker.new()  # another stream takes this subject
+    with pytest.raises(ConfigError, match="expected stream does not match"):
+        Pipeline(MemorySource(ROWS), [], NatsSink(url, subject=other.rpartition("/")[2])).run()
+    assert read_all(NatsSource(other)) == []
     with pytest.raises(ConfigError, match="pass one"):
         NatsSink(url, subject="a", key="to")
 

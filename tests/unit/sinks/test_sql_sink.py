@@ -14,8 +14,9 @@ from tests.servers import PostgresServer
 
 from penstock.connections.sql import Database
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
-from penstock.pipeline import Pipeline
+from penstock.pipeline import Map, Pipeline, PipelineConfig
 from penstock.sinks import SqlSink, open_sink
+from penstock.sources import SqlSource
 from penstock.testing import RowsSource
 
 ROWS = [{"id": i, "text": f"x{i}"} for i in range(20)]
@@ -246,6 +247,55 @@ def test_a_run_killed_before_its_first_rows_are_saved_repeats_nothing(url: str, 
     assert seen(url, table) == pairs(ROWS)
     Pipeline(RowsSource(ROWS), [], SqlSink(url, table)).run(tmp_path / "checkpoint")
     assert seen(url, table) == pairs(ROWS)
+
+
+class Dying(SqlSink):
+    """Dies right after a commit with rows, before anybody hears of it."""
+
+    def checkpoint(self) -> dict[str, Any]:
+        token = super().checkpoint()
+        if token["rows"] >= 8:
+            raise KeyboardInterrupt
+        return token
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace("Dying", "SqlSink")
+
+
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+def test_rows_that_come_in_another_order_after_a_crash_are_there_once(
+    url: str, table: str, mode: Any, tmp_path: Path
+) -> None:
+    """The position that was committed with the rows counts: which rows come again cannot be told by their number."""
+    rows: list[dict[str, Any]] = [{"id": 10 * i, "text": f"x{i}" if i != 3 else None} for i in range(20)]
+    given = f"duckdb:///{tmp_path}/given.db"
+    write(SqlSink(given, "given"), rows)
+
+    def run(kind: type[SqlSink]) -> Any:
+        source = SqlSource(given, table="given", key="id")
+        bad = tmp_path / "bad.jsonl"
+        config = PipelineConfig(
+            batch_rows=4, workers=1, checkpoint_seconds=0, on_error="quarantine", quarantine=bad, max_failure_ratio=0.9
+        )
+        sink = kind(url, table, mode=mode, key="id" if mode == "upsert" else None)
+        return Pipeline(source, [Map(_longer)], sink, config).run(tmp_path / "checkpoint")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Dying)
+    with Database(given).connect() as connection:
+        for place in (-5, 95, 145):  # before, among and after what was committed and not saved
+            connection.execute(f"INSERT INTO given VALUES ({place}, 'new')")
+    report = run(SqlSink)
+    expected = [
+        {"id": row["id"], "text": row["text"] + "!"} for row in [*rows, {"id": 145, "text": "new"}] if row["text"]
+    ]
+    assert seen(url, table) == sorted(pairs(expected))
+    assert (report.rows_in, report.rows_out, sum(report.quarantined.values())) == (21, 20, 1)
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 1
+
+
+def _longer(row: dict[str, Any]) -> dict[str, Any]:
+    return {"id": row["id"], "text": row["text"] + "!"}
 
 
 def test_positions_that_are_gone_or_older_are_refused(url: str, table: str) -> None:

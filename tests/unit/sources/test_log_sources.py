@@ -114,6 +114,21 @@ def test_messages_may_be_text_or_bytes(broker: Broker) -> None:
         broker.source(url, format="xml")
 
 
+def test_fields_of_redis_that_are_no_text_are_a_bad_row(redis_server: RedisServer) -> None:
+    broker = RedisBroker(redis_server.url)
+    url = broker.new()
+    client = broker.client()
+    for value in ("ä", b"\xff\xfe", "b"):
+        client.xadd(url.rpartition("=")[2], {"a": value})
+    client.close()
+    with pytest.raises(DataError, match="UTF-8"):
+        read_all(RedisStreamSource(url, field=None))
+    sink = MemorySink()
+    config = PipelineConfig(on_error="skip", max_failure_ratio=1.0)
+    Pipeline(RedisStreamSource(url, field=None), [], sink, config).run()
+    assert sink.rows() == [{"a": "ä"}, {"a": "b"}]
+
+
 def ipc(rows: list[dict[str, Any]]) -> bytes:
     out, table = io.BytesIO(), pa.Table.from_pylist(rows)
     with pa.ipc.new_stream(out, table.schema) as writer:

@@ -232,6 +232,7 @@ def test_a_sample_may_lack_a_column_but_not_have_another_one(tmp_path: Path) -> 
         ([("a.npy", npy([1, 2, 3])[:-4])], "bytes"),
         ([("a.npy", npy([1]).replace(b"(1,)", b"(9**9,)"))], "no array"),
         ([("a.txt", b"x"), ("a.TXT", b"y")], "two members"),
+        ([("a.__key__", b"x"), ("a.txt", b"y")], "two members"),
         ([("a.jsonl", b"{}")], "unpack"),
         ([("README", b"x")], "no samples"),
         ([("a.V\udc88", b"x")], "ending that cannot name a column"),

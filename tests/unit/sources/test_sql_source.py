@@ -278,6 +278,22 @@ def test_without_a_key_rows_are_read_and_a_run_that_should_resume_is_refused(url
     assert len(sink.rows()) == 50
 
 
+@pytest.mark.parametrize("connections", [1, 2])
+def test_a_key_of_years_that_states_do_not_hold_is_refused_by_name(
+    postgres: PostgresServer, tmp_path: Path, connections: int
+) -> None:
+    duckdb = f"duckdb:///{tmp_path}/a.db"
+    Database(duckdb).connect().close()
+    for url, text, rows in ((postgres.url, "0044-03-15 BC", "i"), (duckdb, "12044-03-15", "s(i)")):
+        query = f"SELECT date '{text}' + i AS day FROM generate_series(1, 3) {rows}"
+        if url == duckdb:
+            query = f"SELECT CAST(date '{text}' + i::int AS date) AS day FROM generate_series(1, 3) {rows}"
+        source = SqlSource(url, query=query, key="day", connections=connections)
+        with pytest.raises(DataError, match=r"of the key is infinite, before the year 1 or after 9999"):
+            source.next_batch(10)
+        source.close()
+
+
 def test_a_table_whose_types_changed_is_not_resumed(url: str) -> None:
     table = make_table(url, [{"k": n, "v": n} for n in range(9)])
     source = SqlSource(url, table=table, key="k")

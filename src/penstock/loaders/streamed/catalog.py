@@ -128,7 +128,10 @@ class Catalog:
     def sharding(self) -> CanonicalStreams:
         sizes = [block.nbytes for block in self.blocks]
         wanted = sum(sizes) // (_LEAST_BLOCKS_PER_STREAM * max(sizes)) if sizes else 1
-        return CanonicalStreams(canonical_streams(self.global_batch, max(1, min(wanted, self.wanted))))
+        streams = canonical_streams(self.global_batch, max(1, min(wanted, self.wanted)))
+        if streams > len(self.blocks):  # one would have no block, and its slots no sample in any batch
+            streams = 1
+        return CanonicalStreams(streams)
 
     @property
     def streams(self) -> int:

@@ -184,6 +184,7 @@ class _TarReader:
                         sample.setdefault(KEY, key)
                         continue
                     self._check(member, ending)
+                    sample.setdefault(KEY, key)
                     if ending in sample:
                         raise DataError(
                             f"the sample {match[1]} has two members .{ending}", file=str(self._path), row=self._row
@@ -192,7 +193,6 @@ class _TarReader:
                     data = b"" if file is None else file.read()
                     if len(data) != member.size:
                         raise tarfile.ReadError(f"{member.name} has {len(data)} of {member.size} bytes")
-                    sample.setdefault(KEY, key)
                     sample[ending] = data
                     setattr(archive, "members", [])  # noqa: B010 - a list of all of them would grow
             if self._file.tail.strip(b"\0"):

@@ -75,8 +75,8 @@ def is_token_file(path: Path) -> bool:
 
 def open_dataset(dataset: Any, **options: Unpack[ForeignOptions]) -> ForeignStore | None:
     """The store over a `datasets.Dataset` of tokens; None if its rows cannot be read in place."""
-    if getattr(dataset, "_indices", None) is not None:
-        return None
+    if getattr(dataset, "_indices", None) is not None or dataset.format["type"] == "custom":
+        return None  # rows in another order, or changed by a function when they are read
     table = dataset.data.table
     columns = columns_in_place(table.schema, options)
     if columns is None or not table.num_rows:
