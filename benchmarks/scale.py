@@ -79,8 +79,9 @@ def ray_data(job: str, source: Path, output: Path, workers: int) -> Callable[[],
         elif job == "filter":
             rows = rows.filter(is_good)
         else:
+            # Actors that take all cores would leave none to the tasks that read, and all would wait for ever.
             rows = rows.map_batches(
-                RayTokenizer, batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=workers)
+                RayTokenizer, batch_format="pyarrow", num_cpus=0.5, compute=ray.data.ActorPoolStrategy(size=workers)
             )
         rows.write_parquet(str(output))
 
