@@ -52,7 +52,7 @@ def penstock(job: str, source: Path, output: Path, workers: int, engine: Any = N
     if job == "filter":
         from penstock.corpus.quality.filters import quality_filters
 
-        steps = quality_filters(["gopher_quality"], column="text")
+        steps = quality_filters(["gopher-quality"], column="text")
     elif engine is None:
         config = PipelineConfig(workers="process", max_workers=workers)
     pipeline = Pipeline(str(source), steps, ParquetSink(output), config, "1 GiB")
