@@ -52,7 +52,7 @@ def penstock(job: str, source: Path, output: Path, workers: int, engine: Any = N
     if job == "filter":
         from penstock.corpus.quality.filters import quality_filters
 
-        steps = quality_filters(["gopher_quality"], column="text")
+        steps = quality_filters(["gopher-quality"], column="text")
     elif engine is None:
         config = PipelineConfig(workers="process", max_workers=workers)
     pipeline = Pipeline(str(source), steps, ParquetSink(output), config, "1 GiB")
@@ -79,8 +79,9 @@ def ray_data(job: str, source: Path, output: Path, workers: int) -> Callable[[],
         elif job == "filter":
             rows = rows.filter(is_good)
         else:
+            # Actors that take all cores would leave none to the tasks that read, and all would wait for ever.
             rows = rows.map_batches(
-                RayTokenizer, batch_format="pyarrow", compute=ray.data.ActorPoolStrategy(size=workers)
+                RayTokenizer, batch_format="pyarrow", num_cpus=0.5, compute=ray.data.ActorPoolStrategy(size=workers)
             )
         rows.write_parquet(str(output))
 

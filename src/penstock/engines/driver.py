@@ -230,6 +230,7 @@ class Driver:
         """The work of the tasks: as it was planned, or planned now."""
         if saved is not None:
             self._check_plan(saved)
+            self._identity.warn_if_unknown(self._directory)
         bundles = bundles_of(self._pipeline.source, self._split_bytes()) if saved is None else []
         self._passes.fit_here()
         source, sink = self._pipeline.source, self._pipeline.sink

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import xxhash
 
 from penstock.corpus.raw_rows import describe_transforms
 from penstock.engines.job_directory import JobDirectory
+from penstock.engines.node_checks import output_versions
 from penstock.engines.work import input_mark
 from penstock.errors import ResumeError
 from penstock.files.filesystems import shown
@@ -19,7 +21,10 @@ from penstock.pipeline.pipeline import Pipeline
 from penstock.sources.memory import MemorySource
 from penstock.sources.splits import input_files
 
+log = logging.getLogger("penstock.engines")
+
 _DIFFERENT = {
+    "versions": "other versions of packages",
     "pipeline": "other stages",
     "contents": "other code, arguments or files in its stages",
     "sink": "another sink, or other options of it",
@@ -35,7 +40,7 @@ class JobIdentity:
     def __init__(self, pipeline: Pipeline, fit: Sequence[int]) -> None:
         self._pipeline = pipeline
         sink: Any = pipeline.sink
-        described, _ = describe_transforms(pipeline.transforms)
+        described, self._unnamed = describe_transforms(pipeline.transforms)
         self._fixed = {
             "pipeline": fingerprint(pipeline.source, pipeline.transforms),
             "contents": [_hash(text.encode()) for text in described],
@@ -43,6 +48,7 @@ class JobIdentity:
             "sink": [stage_name(sink), *(sink.part_facts() if hasattr(sink, "part_facts") else ())],
             "on_error": pipeline.config.on_error,
             "fit": list(fit),
+            "versions": output_versions(),
         }
         self._content: str | None = None
 
@@ -64,8 +70,10 @@ class JobIdentity:
         return _hash(to_json([plan, *(facts[name] for name in _DIFFERENT)]))
 
     def check_same(self, saved: dict[str, Any], directory: JobDirectory) -> None:
-        """Refuse the directory of another job."""
+        """Refuse the directory of another job, and an unfinished one of other versions: output might be a mix."""
         mine = self.facts()
+        if saved.get("report") is not None:
+            saved = saved | {"versions": mine["versions"]}
         for name in sorted(_DIFFERENT, key=lambda name: name != "inputs"):  # stages also name the files
             if saved.get(name) != mine[name]:
                 known = self._difference(name, saved.get(name), mine[name])
@@ -75,6 +83,13 @@ class JobIdentity:
                     "another one"
                 )
 
+    def warn_if_unknown(self, directory: JobDirectory) -> None:
+        """Say, where a job goes on, that a change of its code would not have been found."""
+        if self._unnamed is not None:
+            log.warning(
+                "the job in %s goes on, perhaps with other code than before: %s", directory.shown, self._unnamed
+            )
+
     def _difference(self, name: str, before: Any, now: Any) -> str:
         """What differs, as far as it is known."""
         if name == "inputs" and before is not None:
@@ -82,6 +97,10 @@ class JobIdentity:
         if name == "contents" and before is not None and len(before) == len(now) == len(self._pipeline.transforms):
             stages = zip(self._pipeline.transforms, before, now)
             return ", ".join(f"now {stage_name(stage)}" for stage, was, here in stages if was != here)
+        if name == "versions" and before is not None:
+            return ", ".join(
+                f"{each} {before.get(each)} then, {now[each]} now" for each in now if now[each] != before.get(each)
+            )
         if name == "on_error":
             return f"{before!r} then, {now!r} now"
         return f"now {self._pipeline}" if name == "pipeline" else ""

@@ -43,11 +43,14 @@ class NodeFault:
 
 
 def versions_here() -> dict[str, str]:
-    """Versions that must be the same on all nodes. Patch releases of Python do not matter."""
+    """Versions that must be the same on all nodes."""
+    return output_versions() | {"ray": importlib.metadata.version("ray")}
+
+
+def output_versions() -> dict[str, str]:
+    """Versions that the bytes of an output may depend on. Patch releases of Python do not matter."""
     found = {"penstock": sys.modules["penstock"].__version__, "Python": ".".join(platform.python_version_tuple()[:2])}
-    for package in ("ray", "pyarrow", "numpy"):
-        found[package] = importlib.metadata.version(package)
-    return found
+    return found | {package: importlib.metadata.version(package) for package in ("pyarrow", "numpy")}
 
 
 def whole_paths(checks: Mapping[str, Any]) -> dict[str, Any]:

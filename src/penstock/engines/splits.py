@@ -7,6 +7,7 @@ split: the records before it are not counted. The job adds them once the splits 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -16,12 +17,13 @@ from typing import Any, Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DataError
 from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.stages import Block, Decoded, Origin, Source
 from penstock.sources.blocks import BlockPosition, RecordSpans
 from penstock.sources.file_source import FileList, FileSource
+from penstock.sources.lakes.base import LakeSource
 from penstock.sources.memory import MemorySource
 from penstock.sources.record_source import RecordSource
 from penstock.sources.splits import InputSplit, SplitReader, input_files, line_start, open_split, split_input
@@ -131,7 +133,9 @@ class RecordSplit(Source):
         alone: Any = self._alone
         begin = line_start(source, split)
         self._empty = begin is None
-        alone._layouts = {0: source.layout_of(split.file)}
+        alone._layouts = {}
+        with contextlib.suppress(DataError):  # it comes again with the first block, where the pipeline expects it
+            alone._layouts[0] = source.layout_of(split.file)
         alone._start = BlockPosition(0, begin or 0, 0)
         self.schema = source.schema
         self.records = 0
@@ -274,7 +278,11 @@ def _name_of(source: Any, number: int) -> str:
 
 
 def _alone(source: Any, number: int) -> Any:
-    """A copy of a source of files that reads one of them."""
+    """A copy of a source of files that reads one of them, with what follows from all of them."""
+    if isinstance(source, LakeSource):
+        _ = source.file_of
+    if isinstance(source, FileSource):
+        _ = source.schema
     alone = copy.copy(source)
     files: list[InputFile] = [source.files[number]]
     alone._list = FileList(files, type(source).suffixes)

@@ -254,11 +254,14 @@ class KeptRows(Source):
             first = self._at + low
             self._at += batch.num_rows
             if high > low:
-                kept = batch.slice(low, high - low)
+                kept = self._stage.without_keys(batch.slice(low, high - low))
                 mask = self._gone[first : first + high - low]
-                kept = kept.filter(pa.array(~mask)) if mask.any() else kept
+                if mask.any():
+                    if (examples := getattr(self._stage, "dropped_examples", None)) is not None:
+                        examples.add(self._stage.reason, kept, mask)
+                    kept = kept.filter(pa.array(~mask))
                 if kept.num_rows:
-                    self._pending = self._stage.without_keys(kept)
+                    self._pending = kept
         batch, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
         self._pending = rest if rest.num_rows else None
         return batch

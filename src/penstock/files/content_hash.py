@@ -30,6 +30,7 @@ _PASSING = (logging.Logger, type(threading.Lock()), type(threading.RLock()), thr
 _NOT_CODE = ("__dict__", "__weakref__", "__doc__", "__module__", "__abstractmethods__", "_abc_impl")
 _MOST_VALUES = 1_000_000
 _PENSTOCK = Path(__file__).parents[1]
+_PACKAGES = ("site-packages", "dist-packages")
 
 
 class UnnamedError(ValueError):
@@ -208,7 +209,9 @@ def _installed(module: str | None) -> str | None:
     if file is None:
         return None
     places = [_PENSTOCK, *(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib"))]
-    if not any(place.resolve() in Path(file).resolve().parents for place in places):
+    above = Path(file).resolve().parents
+    # Those of the system and of the user, that a virtual environment may see too, are named so.
+    if not any(place.resolve() in above for place in places) and not any(each.name in _PACKAGES for each in above):
         return None
     return f"{top} {_version(module)}"
 

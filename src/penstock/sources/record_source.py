@@ -170,7 +170,10 @@ class RecordSource(Source):
 
     def lines_can_be_found(self, number: int) -> bool:
         """True if reading may begin after any newline of a file."""
-        layout = self._layout(number)
+        try:
+            layout = self._layout(number)
+        except DataError:
+            return False  # it is reported, in its place, when the rows are read
         return layout.cutter.newline_ends and not layout.begin
 
     def reader_of(self, number: int, place: BlockPosition, ahead: RemoteReadAhead | None = None) -> BlockReader:

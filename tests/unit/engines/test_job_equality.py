@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests import job_cases
@@ -20,7 +22,7 @@ from penstock.corpus.recipe import Recipe
 from penstock.engines.executor import InProcess, Outcome
 from penstock.errors import SchemaError
 from penstock.sinks import JsonlSink
-from penstock.sources import ParquetSource
+from penstock.sources import CsvSource, ParquetSource
 from penstock.transforms import ByteTokenizer
 
 
@@ -84,6 +86,21 @@ def test_a_damaged_file_has_the_counts_of_a_local_run(tmp_path: Path) -> None:
     assert len(local.files["bad.jsonl"].splitlines()) == 1
     assert local.counts["rows_in"] == local.counts["rows_out"] + 1
     assert not differences(local, run(make, tmp_path, engine=job(300), config={"on_error": "quarantine"}))
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_a_file_whose_header_cannot_be_read_is_left_out_as_by_a_local_run(tmp_path: Path, ending: str) -> None:
+    for number, header in enumerate(["a,b", "a,a", "a,b"]):
+        data = f"{header}\n1,2\n3,4\n".encode()
+        (tmp_path / f"in-{number}.csv{ending}").write_bytes(gzip.compress(data) if ending else data)
+
+    def make(out: Path) -> Any:
+        return CsvSource(sorted(tmp_path.glob("in-*"))), [], JsonlSink(out / "made.jsonl")
+
+    for policy in ("raise", "skip", "quarantine"):
+        local = run(make, tmp_path, config={"on_error": policy})
+        assert local.counts.get("rows_out") == (None if policy == "raise" else 4)
+        assert not differences(local, run(make, tmp_path, engine=job(5), config={"on_error": policy}))
 
 
 _NAMES = ["anna", "bert", "carl", "dora", "emil", "frida", "gero"]

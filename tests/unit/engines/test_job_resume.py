@@ -16,7 +16,9 @@ from tests.job_runs import Made, differences, job, run
 from penstock import Pipeline
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
+from penstock.engines import identity
 from penstock.engines.executor import InProcess, Outcome
+from penstock.engines.node_checks import output_versions
 from penstock.engines.results import Results
 from penstock.errors import ResumeError
 from penstock.pipeline.stages import Transform
@@ -115,6 +117,35 @@ def test_what_differs_from_the_job_is_named(rows: Path, tmp_path: Path, change: 
         said = "now Added"
     with pytest.raises(ResumeError, match=said):
         Pipeline(JsonlSource(now), [Added(int(change == "stage"))], sink).run(engine=job(500))
+
+
+def test_a_job_of_other_versions_is_refused_until_it_is_finished(
+    rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def pipeline() -> Pipeline:
+        return Pipeline(rows, [Added(0)], JsonlSink(tmp_path / "out.jsonl"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(identity, "output_versions", lambda: output_versions() | {"pyarrow": "1.0"})
+        stop(pipeline())
+        pipeline().run(tmp_path / "job", engine=job(500))
+    with pytest.raises(ResumeError, match=rf"other versions of packages.*: pyarrow 1.0 then, {pa.__version__} now;"):
+        pipeline().run(engine=job(500))
+    assert pipeline().run(tmp_path / "job", engine=job(500)).rows_out == 200
+
+
+def test_code_that_cannot_be_compared_is_named_where_a_job_goes_on(
+    rows: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = memoryview(b"held")  # no text stands for it
+
+    def pipeline() -> Pipeline:
+        return Pipeline(rows, [Map(lambda row: {"n": row["n"] + len(held)})], JsonlSink(tmp_path / "out.jsonl"))
+
+    stop(pipeline())
+    assert "other code" not in caplog.text
+    pipeline().run(engine=job(500))
+    assert "goes on, perhaps with other code than before: Map" in caplog.text
 
 
 @pytest.mark.parametrize("harm", ["gone", "cut short", "empty"])

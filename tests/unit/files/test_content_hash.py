@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import importlib
 import itertools
 import math
 import os
@@ -154,3 +155,19 @@ def test_values_that_refer_to_themselves_have_a_hash() -> None:
         return calls_itself(x - 1) if x else calls_itself
 
     assert content_hash(calls_itself)
+
+
+@pytest.mark.parametrize(("folder", "counts"), [("site-packages", False), ("dist-packages", False), ("mine", True)])
+def test_packages_of_the_system_count_by_name_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str, counts: bool
+) -> None:
+    """A virtual environment may see packages that are installed outside of it."""
+    (tmp_path / folder).mkdir()
+    name = f"package_in_{folder.replace('-', '_')}"
+    (tmp_path / folder / f"{name}.py").write_text("VALUE = 1\ndef f():\n    return VALUE\n")
+    monkeypatch.syspath_prepend(tmp_path / folder)
+    package = importlib.import_module(name)
+    before = content_hash(package.f)
+    package.VALUE = 2
+    assert (content_hash(package.f) != before) == counts
+    del sys.modules[name]

@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyroaring import BitMap
+from tests.job_runs import Made, differences, job, run
 
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.pipeline import Pipeline
-from penstock.sinks import DeltaSink, MemorySink
+from penstock.sinks import DeltaSink, JsonlSink, MemorySink
 from penstock.sources import DeltaSource, JsonlSource, MemorySource, ParquetSource, open_source
 
 
@@ -371,3 +372,19 @@ def test_a_log_that_lies_beside_other_rows_is_no_table(tmp_path: Path) -> None:
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata" / "notes.jsonl").write_text('{"a": 1}\n')
     assert isinstance(open_source(tmp_path), JsonlSource)
+
+
+def test_splits_of_a_job_have_the_partitions_and_the_deleted_rows_of_their_own_files(tmp_path: Path) -> None:
+    write_deltalake(tmp_path / "days", pa.table({"n": range(90), "day": ["a", "b", "c"] * 30}), partition_by=["day"])
+    path = tmp_path / "vectors"
+    write_deltalake(path, pa.table({"n": range(10)}))
+    with_deletion_vector(path, [2, 7])
+    write_deltalake(path, pa.table({"n": range(10, 20)}), mode="append")
+    for table, count in ((tmp_path / "days", 90), (path, 18)):
+
+        def make(out: Path, table: Path = table) -> Made:
+            return DeltaSource(table), [], JsonlSink(out / "made.jsonl")
+
+        local = run(make, tmp_path)
+        assert local.counts["rows_out"] == count
+        assert not differences(local, run(make, tmp_path, engine=job(10)))

@@ -19,10 +19,11 @@ from pyiceberg.table import FileScanTask
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import DoubleType, LongType
+from tests.job_runs import Made, differences, job, run
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.pipeline import Pipeline
-from penstock.sinks import MemorySink
+from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import IcebergSource, ParquetSource, open_source
 
 
@@ -296,3 +297,12 @@ def test_a_column_that_was_added_with_a_default_has_it_in_older_files(table: Any
             read(IcebergSource(path))
     else:
         assert [row["more"] for row in read(IcebergSource(path, columns=["more"]))] == [7] * 20
+
+
+def test_splits_of_a_job_have_the_partitions_of_their_own_files(tmp_path: Path, table: Any) -> None:
+    def make(out: Path) -> Made:
+        return IcebergSource(table.metadata_location), [], JsonlSink(out / "made.jsonl")
+
+    local = run(make, tmp_path / "runs")
+    assert local.counts["rows_out"] == 20
+    assert not differences(local, run(make, tmp_path / "runs", engine=job(10)))

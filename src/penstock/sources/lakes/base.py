@@ -329,7 +329,7 @@ class LakeSource(ParquetSource):
     @cached_property
     def file_of(self) -> dict[str, LakeFile]:
         """Files of the version, by the path that is read."""
-        return {str(path): file for path, file in zip(self.files, self.snapshot.files)}
+        return {str(path): file for path, file in zip(self.files, self.snapshot.files, strict=True)}
 
     def _location(self, uri: str) -> str:
         """A local path, or a URL with the login and the query that the URL of the table has."""
