@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import typer
 import xxhash
 
+from penstock._amounts import counted
 from penstock.chat.templates import BUILT_IN, load_template
-from penstock.cli.console import count, emit, fact_table, found_problems, print_json, print_table, warn, working
+from penstock.cli.console import emit, fact_table, found_problems, print_json, print_table, warn, working
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.cli.prepare import store_lines
 from penstock.corpus.prepare import bad_rows_of
@@ -68,18 +69,18 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "rows", f"{facts['rows']:,}", ""
     inputs = facts["inputs"][:_MOST_FILES]
     if more := len(facts["inputs"]) - len(inputs):
-        inputs = [*inputs, f"and {count(more, 'more file')}"]
+        inputs = [*inputs, f"and {counted(more, 'more file')}"]
     listed = {
         "columns": [f"{name}, {kind.replace('item: ', '')}" for name, kind in facts["columns"].items()],
         "tokenizer": [facts["tokenizer_name"] or facts["tokenizer"] or "not known"],
         "template": [_template_name(facts["template"])] if facts["template"] else [],
         "made of": inputs,
         "left out": facts["left_out"],
-        "bad rows": [f"{count(rows, 'row')} left out: {reason}" for reason, rows in facts["bad_rows"].items()],
+        "bad rows": [f"{counted(rows, 'row')} left out: {reason}" for reason, rows in facts["bad_rows"].items()],
         "steps": [step_text(step) for step in facts["transforms"]],
         "created": [facts["created"]] if facts["created"] else [],
         "versions": [
-            f"{each['version']}: {count(each['rows'], 'row')}, {each['created']}"
+            f"{each['version']}: {counted(each['rows'], 'row')}, {each['created']}"
             + "  (this one)" * (each["version"] == facts["version"])
             for each in facts["versions"]
         ],

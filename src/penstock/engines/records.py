@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock._amounts import counted
 from penstock.engines.splits import Bundle
 
 _SUMS = (
@@ -144,7 +145,7 @@ def finished_stages(stages: Iterable[Mapping[str, Any]], seconds: float, slots: 
 def bottleneck(stages: Sequence[Mapping[str, Any]], tasks: int, nodes: int) -> str:
     """One sentence: the stage with the largest share of the time of all tasks."""
     total = sum(stage["busy_seconds"] for stage in stages)
-    where = f"{tasks:,} task{'s' * (tasks != 1)} on {nodes:,} node{'s' * (nodes != 1)}"
+    where = f"{counted(tasks, 'task')} on {counted(nodes, 'node')}"
     if not total:
         return f"nothing has been done yet: {where}"
     most = max(stages, key=lambda stage: float(stage["busy_seconds"]))

@@ -18,9 +18,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from penstock._amounts import counted, format_seconds
 from penstock.memory.budget import format_bytes
 from penstock.observe.moments import Moment
-from penstock.pipeline.report import format_seconds
 
 LIVE_SECONDS = 1.0
 """Time before a live display appears: shorter work shows nothing."""
@@ -135,7 +135,7 @@ def drawn(moment: Moment, title: str, width: int) -> RenderableType:
     lines: list[RenderableType] = [_line(title, "bold"), grid]
     if moment.counts is not None:
         lines.append(_line(f"{moment.counts[0]:<{_LABEL}}  {moment.counts[1]}"))
-    workers = [] if moment.workers is None else [f"{moment.workers} worker{'s' * (moment.workers != 1)}"]
+    workers = [] if moment.workers is None else [counted(moment.workers, "worker")]
     if moment.speeds or workers:
         lines.append(_line(f"{'speed':<{_LABEL}}  {', '.join([*moment.speeds, *workers])}"))
     if moment.bottleneck:

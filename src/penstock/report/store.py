@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._amounts import counted
 from penstock.corpus.prepare import loss_record
 from penstock.errors import PenstockError
 from penstock.html import Html, Section, element, escape, facts, figure, note, section, subsection, table
@@ -179,7 +180,7 @@ def _overview(store: Store, tokenizer: Tokenizer | None, found: StoreFigures) ->
         shown.append(("median length", known["lengths"]["p50"], f"longest {known['lengths']['max']:,}"))
     if share is not None:
         shown.append(("supervised", f"{share:.1%}", f"{known['supervised']:,} tokens"))
-    shown.append(("size", format_bytes(known["bytes"]), f"{known['shards']:,} shard{'s' * (known['shards'] != 1)}"))
+    shown.append(("size", format_bytes(known["bytes"]), counted(known["shards"], "shard")))
     named = known["tokenizer_name"] or (tokenizer.name if tokenizer is not None else None)
     shown.append(("tokenizer", named or "not known", f"{tokenizer.vocab_size:,} ids" if tokenizer else None))
     if known["template"]:
@@ -226,11 +227,11 @@ def _lengths(store: Store, found: StoreFigures) -> Section:
 
 def _supervision(store: Store, found: StoreFigures) -> Section:
     children: list[object] = []
-    counted = _counted(store, found)
+    sample = _counted(store, found)
     for name, (tokens, supervised) in found.sides.items():
         whole = f"{name}: " if name else ""
         share = supervised / tokens if tokens else 0.0
-        children.append(note(f"{whole}{supervised:,} of {tokens:,} tokens are supervised ({share:.1%}), in {counted}."))
+        children.append(note(f"{whole}{supervised:,} of {tokens:,} tokens are supervised ({share:.1%}), in {sample}."))
     if found.unsupervised_rows:
         children.append(
             note(f"{found.unsupervised_rows:,} of the counted rows have no supervised token.", kind="warning")
