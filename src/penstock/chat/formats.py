@@ -31,6 +31,7 @@ from penstock.chat.problems import MalformedChatError, RowProblem
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.json_values import loads
 from penstock.store.manifest import label_column, rejected_column
+from penstock.types.families import is_list
 
 SYSTEM = ("system", "developer")
 WAITING = ("user", "tool")
@@ -281,7 +282,7 @@ def _is_flat(kind: pa.DataType) -> bool:
 def python_values(array: pa.Array) -> list[Any]:
     """A column as Python values. Lists of structs are converted by field, several times faster than by row."""
     array = plain(array)
-    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)) or array.null_count:
+    if not is_list(array.type) or array.null_count:
         return array.to_pylist()  # type: ignore[no-any-return]
     flat = array.flatten()
     if not pa.types.is_struct(flat.type) or flat.null_count or not flat.type.num_fields:

@@ -23,6 +23,7 @@ from penstock.report.turns import TurnLayout, template_name
 from penstock.store import Store, describe
 from penstock.store.origin import store_tokenizer
 from penstock.tokenizers.base import Tokenizer
+from penstock.types.families import is_text
 
 ORIGINS = ("source", "file", "language", "lang", "dataset", "subset", "domain", "category", "kind")
 """Columns that say where rows come from, or in which language they are."""
@@ -359,4 +360,4 @@ def _short(value: int) -> str | None:
 def _is_named(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
+    return is_text(kind) or bool(pa.types.is_integer(kind))

@@ -30,6 +30,7 @@ from penstock.sinks.delta_files import (
     journal_data,
     journal_files,
 )
+from penstock.types.families import is_any_list
 
 _FEATURES = {
     *("appendOnly", "invariants", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"),
@@ -403,6 +404,6 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_any_list(kind):
         return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
     return _PLAIN.get(kind, kind)

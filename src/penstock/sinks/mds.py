@@ -19,6 +19,7 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.stages import Sink
+from penstock.types.families import is_list, is_text
 
 _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\.?(shard\.\d{5,}\.mds(\.zstd)?|index\.json)(\.\d+-[0-9a-f]{8}\.tmp)?")
@@ -216,7 +217,7 @@ class _Column:
     def of(cls, field: pa.Field, name: str) -> _Column | None:
         """None for a type without an encoding."""
         kind, source = field.type, field.name
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text(kind):
             return cls(source, name, "str", lambda column: [str(each).encode() for each in column.to_pylist()])
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             return cls(source, name, "bytes", lambda column: column.to_pylist())
@@ -224,7 +225,7 @@ class _Column:
             dtype = np.dtype(kind.to_pandas_dtype())
             return cls(source, name, dtype.name, _scalars, dtype.itemsize)
         values = getattr(kind, "value_type", pa.null())
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if not is_list(kind):
             return None
         if pa.types.is_boolean(values):
             return cls(source, name, "ndarray:uint8", lambda column: _arrays(column, name))

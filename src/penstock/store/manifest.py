@@ -26,6 +26,7 @@ from penstock.files.filesystems import cut, is_object_url, is_remote, require_lo
 from penstock.files.listing import PathLike
 from penstock.files.objects import open_bucket
 from penstock.store.home import BucketHome, StoreHome, home_of, store_home
+from penstock.types.families import is_any_list
 
 _KEY_VERSION = 1
 
@@ -267,8 +268,7 @@ def _is(value: Any, kind: Any, name: str) -> Any:
 
 def _is_list(schema: pa.Schema, name: str) -> bool:
     index = schema.get_field_index(name)
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return index >= 0 and any(is_kind(schema.field(index).type) for is_kind in kinds)
+    return index >= 0 and is_any_list(schema.field(index).type)
 
 
 def version_numbers(place: Path | StoreHome) -> list[int]:

@@ -26,6 +26,7 @@ from penstock.loaders.samples.schema import (
     read_schema,
 )
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
+from penstock.types.families import is_any_list
 
 Ints = npt.NDArray[np.int64]
 _STEPS: dict[str, tuple[int, npt.NDArray[Any], dict[int, npt.NDArray[Any]]]] = {}
@@ -472,7 +473,7 @@ def _first_cell(column: pa.ChunkedArray) -> Any:
 
 def _leaf(kind: pa.DataType) -> pa.DataType:
     """Type of the numbers of a column, in nested lists too."""
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    while is_any_list(kind):
         kind = kind.value_type
     return kind
 
@@ -492,8 +493,7 @@ def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: FieldKind) -> None
 def _lists_of(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Column of lists of integers, or an error."""
     kind = column.type
-    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not listed or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+    if not is_any_list(kind) or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
         raise SchemaError(f"the column {name} is {kind}, expected lists of integers, such as list<int32>")
     return column
 

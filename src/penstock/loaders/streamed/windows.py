@@ -24,6 +24,7 @@ from penstock.pipeline.metrics import StageMetrics, tokens_in
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import Finishing, Rejected, Stateful, Transform, TwoPart
 from penstock.sources.splits import SplitReader, SplitRows, open_split
+from penstock.types.families import is_list
 
 _FIRST_SHARE = 64
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
@@ -292,7 +293,7 @@ class _InputRows:
 
 def _plain(column: Any) -> Any:
     """A column of lists with offsets, of fixed-size lists too."""
-    if column is None or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if column is None or is_list(column.type):
         return column
     return cast(Any, column.cast(pa.large_list(column.type.value_type)))
 

@@ -29,6 +29,7 @@ from penstock.rl.read.columns import (
     as_objects,
 )
 from penstock.rl.rollout import PER_TOKEN
+from penstock.types.families import is_list
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer
@@ -364,7 +365,7 @@ def _split_turns(column: Column, problems: RolloutProblems) -> _Turns | None:
     if isinstance(column, pa.ChunkedArray):
         array = plain(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0))
         kind = array.type
-        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type):
+        if is_list(kind) and pa.types.is_struct(kind.value_type):
             lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
             parts = enumerate(array.flatten().flatten())
             return _Turns(

@@ -23,6 +23,7 @@ import xxhash
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.store.foreign.base import ForeignOptions, check_ids, content_mark
 from penstock.store.shards import ShardStamp
+from penstock.types.families import is_any_list
 
 TOKEN_COLUMNS = ("input_ids", "tokens", "input_ids.npy", "tokens.npy", "npy")
 """Names of a column of tokens; those with an ending are members of WebDataset archives."""
@@ -34,8 +35,7 @@ _INDICES = ("_indices_data_files", "_indices_files")
 
 def is_token_list(kind: pa.DataType) -> bool:
     """True for a column of lists of integers."""
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(lists and pa.types.is_integer(kind.value_type))
+    return is_any_list(kind) and bool(pa.types.is_integer(kind.value_type))
 
 
 def token_column(schema: pa.Schema, wanted: str | None = None) -> str | None:
