@@ -8,10 +8,9 @@ from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
-import xxhash
 
 from penstock._amounts import counted
-from penstock.chat.templates import BUILT_IN, load_template
+from penstock.chat.templates import built_in_name
 from penstock.cli.console import emit, fact_table, found_problems, print_json, print_table, warn, working
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.cli.prepare import store_lines
@@ -91,11 +90,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _template_name(fingerprint: str) -> str:
-    """Name of a built-in template with this fingerprint."""
-    for name in BUILT_IN:
-        if xxhash.xxh3_128_hexdigest(load_template(name, None).source.encode()) == fingerprint:
-            return name
-    return f"not a built-in one ({fingerprint[:8]})"
+    return built_in_name(fingerprint) or f"not a built-in one ({fingerprint[:8]})"
 
 
 def step_text(step: str) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._amounts import counted
+from penstock.chat.templates import built_in_name
 from penstock.corpus.prepare import loss_record
 from penstock.errors import PenstockError
 from penstock.html import Html, Section, element, escape, facts, figure, note, section, subsection, table
@@ -19,7 +20,7 @@ from penstock.html.charts import bar_chart, histogram
 from penstock.html.tokens import piece_text
 from penstock.memory.budget import format_bytes
 from penstock.report.draw import Side, drawn_lengths, sample_rows, sides_of
-from penstock.report.turns import TurnLayout, template_name
+from penstock.report.turns import TurnLayout
 from penstock.store import Store, describe
 from penstock.store.origin import store_tokenizer
 from penstock.tokenizers.base import Tokenizer
@@ -185,7 +186,7 @@ def _overview(store: Store, tokenizer: Tokenizer | None, found: StoreFigures) ->
     named = known["tokenizer_name"] or (tokenizer.name if tokenizer is not None else None)
     shown.append(("tokenizer", named or "not known", f"{tokenizer.vocab_size:,} ids" if tokenizer else None))
     if known["template"]:
-        shown.append(("template", template_name(known["template"]) or f"own ({known['template'][:8]})"))
+        shown.append(("template", built_in_name(known["template"]) or f"own ({known['template'][:8]})"))
     rows = [[name, kind.replace("item: ", "")] for name, kind in known["columns"].items()]
     inputs = [[name] for name in known["inputs"]]
     steps = [[step] for step in known["transforms"]]

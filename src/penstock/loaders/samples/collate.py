@@ -27,7 +27,6 @@ from penstock.loaders.samples.layout import (
     SampleLayout,
     assemble,
     blank,
-    converter_of,
     count_labels,
 )
 from penstock.loaders.samples.schema import IGNORE
@@ -175,7 +174,7 @@ class SampleCollator:
                 together = assemble(columns, picked, epoch, layout)
             if stages is not None:
                 stages.add("collate", stages.clock() - begun)
-            convert = converter_of(self._backend, together.values())
+            convert = self._backend.converter(together.values())
             parts = [(name, value, name in by_token) for name, value in together.items()]
             for number in range(first, last):
                 micro, start, stop, width = micros[number], begins[number], begins[number + 1], widths[number]
@@ -261,7 +260,7 @@ class SampleCollator:
             metadata[_metadata_key(name)] = cells.take(at) if size else []
         if arrays is None:
             empty = blank(columns, width, self.layout)
-            convert = converter_of(self._backend, empty.values())
+            convert = self._backend.converter(empty.values())
             arrays = {name: convert(value) for name, value in empty.items()}
             metadata["blank"] = True
         if lost is not None:
