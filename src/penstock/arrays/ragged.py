@@ -68,6 +68,14 @@ class Ragged:
         return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), offsets_of([len(a) for a in arrays]))
 
     @classmethod
+    def of_lists(cls, lists: pa.Array) -> Self:
+        """View of a column of Arrow lists without nulls. The first offset is 0; booleans are copied."""
+        # A writer may leave out the offsets of no rows at all, and pyarrow would read them all the same.
+        offsets = lists.offsets.to_numpy().astype(np.int64) if len(lists) else np.zeros(1, np.int64)
+        values = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
+        return cls(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
+
+    @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """Rows of all parts, in order."""
         if len(parts) == 1:

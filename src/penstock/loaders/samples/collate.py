@@ -31,6 +31,7 @@ from penstock.loaders.samples.layout import (
 )
 from penstock.loaders.samples.schema import IGNORE
 from penstock.order.plan import Step
+from penstock.order.samples import count_up_to
 
 Ints = npt.NDArray[np.int64]
 
@@ -112,10 +113,10 @@ class SampleCollator:
                 wanted.append(micro.step.samples.rows if counts else micro.mine)
                 first = steps[id(micro.step)] = begun
                 begun += len(wanted[-1])
-            places.append(first + (_within(micro.step.samples.rows, micro.mine) if counts else _counted(micro.size)))
+            places.append(first + (_within(micro.step.samples.rows, micro.mine) if counts else count_up_to(micro.size)))
         columns = self._fetch(join_ints(wanted))
         items = [
-            self.labels.by_token(micro.step, columns, steps[id(micro.step)] + _counted(len(micro.step.samples.rows)))
+            self.labels.by_token(micro.step, columns, steps[id(micro.step)] + count_up_to(len(micro.step.samples.rows)))
             if self.labels.counts_step(micro)
             else None
             for micro in micros
@@ -254,7 +255,7 @@ class SampleCollator:
             "sources": step.names,
             "source": _zeros(size),
             "row": rows,
-            "sample": _counted(size),
+            "sample": count_up_to(size),
         }
         for name, cells in columns.metadata.items():
             metadata[_metadata_key(name)] = cells.take(at) if size else []
@@ -322,13 +323,6 @@ def _within(rows: Ints, some: Ints) -> Ints:
 def _metadata_key(name: str) -> str:
     """Metadata key of a field; fields with the name of one of our keys get a prefix."""
     return f"sample_{name}" if name in _OWN else name
-
-
-@lru_cache(maxsize=64)
-def _counted(count: int) -> Ints:
-    numbers = np.arange(count)
-    numbers.flags.writeable = False
-    return numbers
 
 
 @lru_cache(maxsize=64)
