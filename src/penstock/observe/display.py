@@ -24,7 +24,7 @@ from penstock.observe.moments import Moment
 
 LIVE_SECONDS = 1.0
 """Time before a live display appears: shorter work shows nothing."""
-_LINE_SECONDS, _LONGEST_LINE_SECONDS = 5.0, 600.0
+LINE_SECONDS, _LONGEST_LINE_SECONDS = 5.0, 600.0
 _WIDEST_BAR, _NARROWEST_BAR, _LABEL = 30, 6, 6
 _MARGIN = 3
 """Columns that stay free: the `^C` of a terminal would begin a new line, and spoil the removal of the display."""
@@ -99,7 +99,7 @@ class LiveDisplay(_Display):
 class LineDisplay(_Display):
     """Short lines of plain text: after some seconds, then less and less often."""
 
-    def __init__(self, write: Callable[[str], object], *, first_seconds: float = _LINE_SECONDS) -> None:
+    def __init__(self, write: Callable[[str], object], *, first_seconds: float = LINE_SECONDS) -> None:
         self._write = write
         self._first_seconds = self._next_at = first_seconds
 
