@@ -16,8 +16,8 @@ ROOT = Path(penstock.__file__).parent
 LEVELS = [
     "_amounts errors _lazy",
     "_forks _suggest",
-    "_optional types",
-    "arrays html memory",
+    "_optional arrays",
+    "html memory types",
     "files",
     "metrics",
     "connections",

@@ -20,6 +20,21 @@ MOST = 2**31 - 1
 _FEW_OWNERS = 8
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """True for lists with offsets, which lie one after the other; those of a list view need not."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def is_any_list(kind: pa.DataType) -> bool:
+    """True for lists with offsets and lists of a fixed size."""
+    return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """True for integers, floats and booleans."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Offsets of rows with these lengths: 0, and the running sum."""
     sizes = np.asarray(lengths)

@@ -65,6 +65,11 @@ def from_utf8(text: Utf8, original: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(original.type, len(original), buffers)
 
 
+def is_text(kind: pa.DataType) -> bool:
+    """True if a type is Arrow's `string` or `large_string`."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
 def pieces(texts: pa.Array, max_bytes: int) -> Iterator[pa.Array]:
     """The column in slices of about `max_bytes` bytes; a longer row is a slice of its own."""
     dtype = np.int64 if texts.type == pa.large_string() else np.int32

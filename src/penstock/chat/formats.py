@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.ragged import is_list
 from penstock.arrays.text import plain
 from penstock.chat.messages import (
     FLAGS,
@@ -31,7 +32,6 @@ from penstock.chat.problems import MalformedChatError, RowProblem
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.json_values import loads
 from penstock.store.manifest import label_column, rejected_column
-from penstock.types.families import is_list
 
 SYSTEM = ("system", "developer")
 WAITING = ("user", "tool")

@@ -20,9 +20,9 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.ragged import is_any_list
 from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, SqlConnection, SqlDialect
 from penstock.errors import ConfigError, DataError, SchemaError
-from penstock.types.families import is_any_list
 
 _PG_TYPE, _PG_MODE = b"POSTGRESQL:type", b"POSTGRESQL:typmod"
 _MOST_DIGITS = 76

@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.text import is_text
 from penstock.datasets.dates import date_remedy, find_dates, one_array, read_dates
 from penstock.datasets.spec import ColumnKind
 from penstock.errors import DataError
-from penstock.types.families import is_text
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.text import is_text
 from penstock.errors import ConfigError
-from penstock.types.families import is_text
 
 if TYPE_CHECKING:
     from penstock.datasets.guesses import Facts

@@ -25,12 +25,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
+from penstock.arrays.text import is_text
 from penstock.datasets.dates import date_remedy, find_dates, read_dates
 from penstock.datasets.rows import column_of
 from penstock.datasets.spec import DatasetSpec, plain
 from penstock.errors import ConfigError, DataError
 from penstock.order.permutation import Permutation, derive_key
-from penstock.types.families import is_text
 
 Rows = npt.NDArray[np.int64]
 

@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import xxhash
 
 from penstock._suggest import did_you_mean
+from penstock.arrays.text import is_text
 from penstock.datasets.guesses import is_called_id
 from penstock.datasets.spec import DatasetSpec
 from penstock.errors import DataError, SchemaError
-from penstock.types.families import is_text
 
 _NO_IDS = ("numeric", "categorical", "boolean", "date")
 

@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.text import is_text
 from penstock.datasets.labels import ranked_texts
 from penstock.datasets.metrics import Metric, get_metric
 from penstock.datasets.predictions import (
@@ -36,7 +37,6 @@ from penstock.datasets.tables import find_file, read_table
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.files.atomic import write_atomic
 from penstock.files.filesystems import require_local
-from penstock.types.families import is_text
 
 if TYPE_CHECKING:
     from penstock.datasets.base import KaggleDataset

@@ -17,6 +17,7 @@ import xxhash
 
 from penstock._forks import renewed
 from penstock._suggest import did_you_mean
+from penstock.arrays.text import is_text
 from penstock.connections.shared_cache import CacheSpec, shared_cache
 from penstock.datasets.base import DatasetSpec, KaggleDataset
 from penstock.datasets.dates import with_dates
@@ -33,7 +34,6 @@ from penstock.datasets.tables import find_file, read_names, read_table, split_fi
 from penstock.datasets.text_encoder import few_shot_template, kept_table, template_for
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.cache import default_cache_directory
-from penstock.types.families import is_text
 
 if TYPE_CHECKING:
     from penstock.datasets.folds import Folds

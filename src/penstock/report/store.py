@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._amounts import counted
+from penstock.arrays.text import is_text
 from penstock.chat.templates import built_in_name
 from penstock.corpus.prepare import loss_record
 from penstock.errors import PenstockError
@@ -24,7 +25,6 @@ from penstock.report.turns import TurnLayout
 from penstock.store import Store, describe
 from penstock.store.origin import store_tokenizer
 from penstock.tokenizers.base import Tokenizer
-from penstock.types.families import is_text
 
 ORIGINS = ("source", "file", "language", "lang", "dataset", "subset", "domain", "category", "kind")
 """Columns that say where rows come from, or in which language they are."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import orjson
 import pyarrow as pa
 
+from penstock.arrays.ragged import is_any_list
 from penstock.connections.delta import address, brief, open_table, require_deltalake, transaction_version
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.filesystems import local_or_none, shown
@@ -30,7 +31,6 @@ from penstock.sinks.delta_files import (
     journal_data,
     journal_files,
 )
-from penstock.types.families import is_any_list
 
 _FEATURES = {
     *("appendOnly", "invariants", "deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"),

@@ -13,13 +13,14 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from penstock.arrays.ragged import is_list
+from penstock.arrays.text import is_text
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.atomic import AtomicFile, check_own_directory, remove_own_directory, sync_directory, write_atomic
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.memory.budget import parse_bytes
 from penstock.pipeline.stages import Sink
-from penstock.types.families import is_list, is_text
 
 _log = logging.getLogger(__name__)
 _OWN = re.compile(r"\.?(shard\.\d{5,}\.mds(\.zstd)?|index\.json)(\.\d+-[0-9a-f]{8}\.tmp)?")

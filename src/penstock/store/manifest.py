@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from penstock.arrays.ragged import is_any_list
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.compression import inflate
@@ -26,7 +27,6 @@ from penstock.files.filesystems import cut, is_object_url, is_remote, require_lo
 from penstock.files.listing import PathLike
 from penstock.files.objects import open_bucket
 from penstock.store.home import BucketHome, StoreHome, home_of, store_home
-from penstock.types.families import is_any_list
 
 _KEY_VERSION = 1
 

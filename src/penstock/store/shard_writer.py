@@ -15,11 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import is_any_list, offsets_of
 from penstock.errors import SchemaError
 from penstock.memory.views import compact
 from penstock.store.manifest import ShardEntry
-from penstock.types.families import is_any_list
 
 
 class ShardWriter:

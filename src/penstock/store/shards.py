@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import is_list
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import hash_file, is_settled
 from penstock.store.manifest import Manifest, ShardEntry
-from penstock.types.families import is_list
 
 Verify = Literal["fast", "touch", "full"]
 """Extent of the check: sizes; also the checksum of a shard when it is first read; all checksums at once."""

@@ -18,12 +18,11 @@ import pyarrow.compute as pc
 
 from penstock.arrays.exact_sums import UNIT, exact_sums
 from penstock.arrays.hashes import as_seed, hash64
-from penstock.arrays.text import flags, plain
+from penstock.arrays.text import flags, is_text, plain
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.pipeline.stages import Source, Transform
 from penstock.transforms.columns import as_names, brief, column, one_or_list, position, replace
 from penstock.transforms.counts import CountingTransform
-from penstock.types.families import is_text
 
 VERSION = 1
 

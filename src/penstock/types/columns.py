@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._suggest import check_options
+from penstock.arrays.ragged import is_list
 from penstock.errors import SchemaError
 from penstock.types.dtypes import (
     Shape,
@@ -28,7 +29,6 @@ from penstock.types.dtypes import (
     spelling_of,
     tensor_parts,
 )
-from penstock.types.families import is_list
 
 NumpyArray = npt.NDArray[Any]
 

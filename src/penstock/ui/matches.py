@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.types.families import is_any_list, is_number, is_text
+from penstock.arrays.ragged import is_any_list, is_number
+from penstock.arrays.text import is_text
 
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]

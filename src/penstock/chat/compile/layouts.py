@@ -16,11 +16,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrays.text import plain
+from penstock.arrays.ragged import is_list
+from penstock.arrays.text import is_text, plain
 from penstock.chat.formats import is_json_text
 from penstock.chat.masks import NO_PROMPT, Ints, Spans, as_texts
 from penstock.chat.messages import FLAGS, ROLES, SAID, SPEAKER, Conversation, role_of
-from penstock.types.families import is_list, is_text
 
 Strip = tuple[str, str | None]
 """Side, "left" or "right", and characters; None for white space."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import is_any_list, offsets_of
 from penstock.errors import DataError, SchemaError
 from penstock.loaders.samples.schema import (
     IGNORE,
@@ -26,7 +26,6 @@ from penstock.loaders.samples.schema import (
     read_schema,
 )
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
-from penstock.types.families import is_any_list
 
 Ints = npt.NDArray[np.int64]
 _STEPS: dict[str, tuple[int, npt.NDArray[Any], dict[int, npt.NDArray[Any]]]] = {}

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import is_list
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StageError
 from penstock.files.filesystems import require_local
@@ -24,7 +25,6 @@ from penstock.pipeline.metrics import StageMetrics, tokens_in
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import Finishing, Rejected, Stateful, Transform, TwoPart
 from penstock.sources.splits import SplitReader, SplitRows, open_split
-from penstock.types.families import is_list
 
 _FIRST_SHARE = 64
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrays.ragged import Ragged, offsets_of
+from penstock.arrays.ragged import Ragged, is_any_list, is_number, offsets_of
 from penstock.arrays.text import plain
 from penstock.chat.formats import reader
 from penstock.errors import ConfigError, DataError, SchemaError
@@ -31,7 +31,6 @@ from penstock.sources.inputs import as_input
 from penstock.sources.jsonl import JsonlSource, JsonSource
 from penstock.sources.tables import kind_of, readable
 from penstock.types.columns import as_numpy
-from penstock.types.families import is_any_list, is_number
 
 Column: TypeAlias = "pa.ChunkedArray | npt.NDArray[Any] | list[Any]"
 """One entry per row: an Arrow column, an array whose first dimension is the row, or Python objects."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arrays.ragged import Ragged, offsets_of
+from penstock.arrays.ragged import Ragged, is_list, offsets_of
 from penstock.arrays.text import plain
 from penstock.rl.column_aliases import DIALECTS, ColumnFields, similar_names
 from penstock.rl.read.columns import (
@@ -29,7 +29,6 @@ from penstock.rl.read.columns import (
     as_objects,
 )
 from penstock.rl.rollout import PER_TOKEN
-from penstock.types.families import is_list
 
 if TYPE_CHECKING:
     from penstock.transforms.tokenization import Tokenizer

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from penstock.arrays.ragged import is_any_list
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.store.foreign.base import ForeignOptions, check_ids, content_mark
 from penstock.store.shards import ShardStamp
-from penstock.types.families import is_any_list
 
 TOKEN_COLUMNS = ("input_ids", "tokens", "input_ids.npy", "tokens.npy", "npy")
 """Names of a column of tokens; those with an ending are members of WebDataset archives."""
