@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.waits import wait_for
 
 from servers import free_ports
 
@@ -70,14 +70,6 @@ def binary(name: str) -> str:
         if os.environ.get("CI"):
             raise RuntimeError(f"{name} is not installed, and CI skips no test; install the package prometheus")
         pytest.skip(f"{name} is not installed")
-    return found
-
-
-def wait_for(what: Callable[[], Any], why: str) -> Any:
-    deadline = time.monotonic() + 90
-    while not (found := what()):
-        assert time.monotonic() < deadline, f"waited too long for {why}"
-        time.sleep(0.1)
     return found
 
 

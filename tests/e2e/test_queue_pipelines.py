@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.waits import wait_for
 
 from penstock.fsqueue import QueueSink, QueueSource
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -50,22 +49,15 @@ def fill(path: Path) -> None:
             sink.consume(batch)
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 300.0) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.01)
-
-
 def run_and_kill(home: Path, order: str, hang_at: int, every: float) -> None:
     """A reader that hangs at a row, killed there."""
     (home / "hangs").unlink(missing_ok=True)
     command = [sys.executable, "-c", READER, str(home), order, str(hang_at), str(every)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        wait_until(lambda: (home / "hangs").exists())
+        wait_for(lambda: (home / "hangs").exists())
         if every == ALWAYS:
-            wait_until(lambda: kept_rows(home) > 0)
+            wait_for(lambda: kept_rows(home) > 0)
     finally:
         process.kill()
         process.wait(30)

@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from tests.ray_cluster import DriverError, RayCluster, why_not
+from tests.waits import wait_for
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -38,13 +39,6 @@ def bare() -> Iterator[RayCluster]:
         pytest.skip(reason)
     with RayCluster(nodes=0) as cluster:
         yield cluster
-
-
-def await_true(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def has_ended(process: psutil.Process) -> bool:
@@ -99,7 +93,7 @@ def test_a_driver_runs_tasks_on_three_nodes_and_a_killed_node_is_replaced_for_th
     with pytest.raises(RuntimeError, match=r"with cluster\.alone"):
         ray_cluster.kill_node(1)
     with ray_cluster.popen(wait_on_node, 2, tmp_path) as driver:
-        await_true(lambda: (tmp_path / "tries").exists() or driver.process.poll() is not None)
+        wait_for(lambda: (tmp_path / "tries").exists() or driver.process.poll() is not None)
         ray_cluster.kill_node(2)
         with pytest.raises(RuntimeError, match=r"node 2 is not alive; alive are \[0, 1\]"):
             ray_cluster.kill_node(2)
@@ -143,9 +137,9 @@ def test_the_cluster_of_a_killed_process_goes_to_the_next_and_ends_with_the_last
             other.send_signal(signal.SIGKILL)
             taken.join()
             cluster.free()
-            await_true(lambda: has_ended(driver))
+            wait_for(lambda: has_ended(driver))
             folder = cluster.folder
-        await_true(lambda: has_ended(keeper))
+        wait_for(lambda: has_ended(keeper))
         assert not folder.exists()
         with RayCluster(tmp_path, nodes=0) as cluster:
             assert cluster.folder != folder

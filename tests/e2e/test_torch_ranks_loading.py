@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from _scripts.processes import KILLED, Program, free_port, programs, wait_for_end, wait_until, write_chats
+from _scripts.processes import KILLED, Program, programs, wait_for_end, wait_until, write_chats
 from _scripts.read_ranks import (
     EPOCHS,
     GLOBAL_BATCH,
@@ -22,6 +22,7 @@ from _scripts.read_ranks import (
     make_loader,
     record,
 )
+from tests.servers import free_ports
 
 from token_stores import make_rows, make_store
 
@@ -85,7 +86,7 @@ def attempts(home: Path, alone: tuple[Records, dict[str, str]]) -> list[Path]:
         death = None if last else death
         with programs(out) as started:
             facts = {"home": home, "cache": home / attempt.cache, "out": out, "world": attempt.world}
-            facts |= {"port": free_port(), "prefetch": attempt.prefetch, "death": death}
+            facts |= {"port": free_ports(1)[0], "prefetch": attempt.prefetch, "death": death}
             ranks = [started.start("read_ranks", rank=rank, **facts) for rank in range(attempt.world)]
             if death is None:
                 wait_for_end(ranks)

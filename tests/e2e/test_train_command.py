@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from _scripts.processes import Program, free_port, wait_for_end, wait_until
+from _scripts.processes import Program, wait_for_end, wait_until
 from tests.forked_programs import ForkedProgram
+from tests.servers import free_ports
 
 from penstock.fsqueue import DataProviderBase
 from penstock.fsqueue.prepare_command import main as prepare
@@ -113,7 +114,7 @@ class Place:
         facts = {
             "WORLD_SIZE": str(world),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(free_ports(1)[0]),
         }
         return [self.start(script, RANK=str(r), LOCAL_RANK=str(r), **facts) for r in range(world)]
 

@@ -14,10 +14,10 @@ ROOT = Path(penstock.__file__).parent
 
 # From the bottom up. Names on one line are siblings and do not import each other.
 LEVELS = [
-    "errors _lazy",
+    "_amounts errors _lazy",
     "_forks _suggest",
-    "_optional types",
-    "arrays html memory",
+    "_optional arrays",
+    "html memory types",
     "files",
     "metrics",
     "connections",

@@ -20,6 +20,21 @@ MOST = 2**31 - 1
 _FEW_OWNERS = 8
 
 
+def is_list(kind: pa.DataType) -> bool:
+    """True for lists with offsets, which lie one after the other; those of a list view need not."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def is_any_list(kind: pa.DataType) -> bool:
+    """True for lists with offsets and lists of a fixed size."""
+    return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """True for integers, floats and booleans."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+
+
 def offsets_of(lengths: npt.ArrayLike) -> npt.NDArray[np.int64]:
     """Offsets of rows with these lengths: 0, and the running sum."""
     sizes = np.asarray(lengths)
@@ -66,6 +81,14 @@ class Ragged:
         """One array for each row, copied end to end."""
         arrays = [np.asarray(row, dtype) for row in rows]
         return cls(np.concatenate(arrays) if arrays else np.empty(0, dtype), offsets_of([len(a) for a in arrays]))
+
+    @classmethod
+    def of_lists(cls, lists: pa.Array) -> Self:
+        """View of a column of Arrow lists without nulls. The first offset is 0; booleans are copied."""
+        # A writer may leave out the offsets of no rows at all, and pyarrow would read them all the same.
+        offsets = lists.offsets.to_numpy().astype(np.int64) if len(lists) else np.zeros(1, np.int64)
+        values = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
+        return cls(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:

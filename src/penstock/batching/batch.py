@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
 from penstock.batching.backends import Backend, backend_of, batch_dtype, block_diagonal_mask, get_backend
-from penstock.batching.backends.base import Array, Device, PendingCopy, exactly
-from penstock.batching.collate import CompactBatch
-from penstock.batching.fields import DeferredFields, HostFields
+from penstock.batching.backends.base import Array, DeferredFields, Device, PendingCopy, exactly
+from penstock.batching.collate import CompactBatch, HostFields
 from penstock.batching.view import BatchView
 from penstock.errors import ConfigError, SchemaError
 

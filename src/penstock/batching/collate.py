@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from penstock._suggest import did_you_mean
 from penstock.arrays.ragged import by_owner
-from penstock.batching.backends.base import aligned_empty
+from penstock.batching.backends.base import Array, Backend, DeferredFields, Device, aligned_empty
 from penstock.errors import ConfigError
 from penstock.order.samples import Samples
 
@@ -379,6 +379,29 @@ class CompactBatch:
 
     def _max_seqlen(self) -> int:
         return self.grid.tokens if self.grid.alike else int(np.diff(self.grid.runs()[0]).max())
+
+
+class HostFields:
+    """Fields made in main memory from the compact form of a batch."""
+
+    __slots__ = ("backend", "compact", "names")
+
+    def __init__(self, compact: CompactBatch, backend: Backend) -> None:
+        self.compact, self.backend, self.names = compact, backend, compact.layout.present
+
+    @property
+    def nbytes(self) -> int:
+        return self.compact.nbytes
+
+    def make(self, name: str) -> Array | int:
+        made: Any = self.compact.make(name)
+        return made if isinstance(made, int) else self.backend.from_numpy(made)
+
+    def receive(self) -> None:
+        """Nothing: there are no streams in main memory."""
+
+    def to(self, device: Device) -> DeferredFields | None:
+        return self.backend.compact_to(self.compact, device)
 
 
 _MAKERS: dict[str, Callable[[CompactBatch], Any]] = {

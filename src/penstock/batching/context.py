@@ -19,8 +19,7 @@ import numpy.typing as npt
 from penstock.arrays.ragged import offsets_of
 from penstock.batching.backends.base import Array
 from penstock.batching.batch import TrainingBatch
-from penstock.batching.collate import IGNORE, spread
-from penstock.batching.fields import HostFields
+from penstock.batching.collate import IGNORE, HostFields, spread
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, SchemaError
 

@@ -11,7 +11,6 @@ from typing import Any, Unpack, cast
 import numpy as np
 import orjson
 import pyarrow as pa
-import xxhash
 
 from penstock.arrays.ragged import list_array
 from penstock.arrays.truncation import Policy, Truncation
@@ -232,7 +231,7 @@ class FormatChat(CountingTransform):
             "transform": "FormatChat",
             "version": VERSION,
             "tokenizer": self.tokenizer.fingerprint,
-            "template": xxhash.xxh3_128_hexdigest(self.template.source.encode()),
+            "template": self.template.fingerprint,
             "variables": dict(renderer.variables),
             "now": renderer.now.isoformat() if renderer.now is not None else None,
             "markers": renderer.markers,

@@ -13,7 +13,7 @@ import orjson
 import pyarrow as pa
 
 from penstock._suggest import did_you_mean
-from penstock.arrays.ragged import list_array
+from penstock.arrays.ragged import Ragged, list_array
 from penstock.chat.format_chat import FormatChat, detect_format
 from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.chat.render import ExplainedPart
@@ -302,11 +302,8 @@ class _Side:
     @classmethod
     def of(cls, made: pa.RecordBatch, prefix: str) -> _Side:
         tokens, mask = column(made, f"{prefix}input_ids"), column(made, f"{prefix}loss_mask")
-        bounds = tokens.offsets.to_numpy().astype(np.int64)
-        flat = tokens.values.to_numpy(zero_copy_only=False)[bounds[0] : bounds[-1]]
-        begin = mask.offsets[0].as_py() if len(mask) else 0
-        learned = np.asarray(mask.values.slice(begin, len(flat)).to_numpy(zero_copy_only=False), np.bool_)
-        bounds = bounds - bounds[0]
+        ids = Ragged.of_lists(tokens)
+        flat, bounds, learned = ids.values, ids.offsets, Ragged.of_lists(mask).values
         # The first supervised token of a row, or its end, by a search in all supervised positions.
         places = np.append(np.flatnonzero(learned), len(flat))
         first = np.minimum(places[np.searchsorted(places, bounds[:-1])], bounds[1:])

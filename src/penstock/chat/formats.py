@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.ragged import is_list
 from penstock.arrays.text import plain
 from penstock.chat.messages import (
     FLAGS,
@@ -281,7 +282,7 @@ def _is_flat(kind: pa.DataType) -> bool:
 def python_values(array: pa.Array) -> list[Any]:
     """A column as Python values. Lists of structs are converted by field, several times faster than by row."""
     array = plain(array)
-    if not (pa.types.is_list(array.type) or pa.types.is_large_list(array.type)) or array.null_count:
+    if not is_list(array.type) or array.null_count:
         return array.to_pylist()  # type: ignore[no-any-return]
     flat = array.flatten()
     if not pa.types.is_struct(flat.type) or flat.null_count or not flat.type.num_fields:

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import Ragged, offsets_of
 from penstock.chat.messages import Conversation
 from penstock.chat.parts import Placement
 from penstock.chat.problems import PromptDiffersError, SpansNotFoundError
@@ -96,9 +96,8 @@ class SpanTokens:
 
     @classmethod
     def of(cls, encoded: Encoded, spans: Spans) -> SpanTokens:
-        ids = encoded.ids.values.to_numpy()
-        offsets = encoded.ids.offsets.to_numpy().astype(np.int64)
-        ids, offsets = ids[offsets[0] : offsets[-1]], offsets - offsets[0]
+        rows = Ragged.of_lists(encoded.ids)
+        ids, offsets = rows.values, rows.offsets
         if len(encoded.starts) != len(ids):
             raise ConfigError(f"the tokenizer gave {len(encoded.starts)} offsets for {len(ids)} tokens")
         starts = np.repeat(spans.offsets[:-1], np.diff(offsets))

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
 import orjson
+import xxhash
 
 from penstock import plugins
 from penstock._suggest import check_options, did_you_mean
@@ -117,6 +118,11 @@ class TemplateSource:
     needs: tuple[str, ...] = ()
     own: bool = False
     """True if it came with the tokenizer: the model was trained with what it writes."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the text, as descriptions of steps and stores have it."""
+        return xxhash.xxh3_128_hexdigest(self.source.encode())
 
     @property
     def program(self) -> Program:
@@ -228,6 +234,11 @@ def clock(now: datetime | None) -> Callable[[str], str]:
 
 
 @cache
+def built_in_name(fingerprint: str) -> str | None:
+    """Name of the built-in template with this fingerprint."""
+    return next((name for name in BUILT_IN if load_template(name, None).fingerprint == fingerprint), None)
+
+
 def _built_in(name: str) -> TemplateSource:
     source = (files("penstock.chat") / "template_files" / f"{name}.jinja").read_text(encoding="utf-8")
     return TemplateSource(name, source, BUILT_IN[name])

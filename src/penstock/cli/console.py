@@ -105,11 +105,6 @@ def warn(text: str) -> None:
     typer.echo(f"penstock: {text}", err=True)
 
 
-def count(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def found_problems() -> NoReturn:
     """End the command: it has worked, and found that something is not as it should be."""
     raise typer.Exit(ExitCode.FINDINGS)

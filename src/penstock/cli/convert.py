@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.cli.console import count, log_lines, print_json, print_table, say, working
+from penstock._amounts import counted
+from penstock.cli.console import log_lines, print_json, print_table, say, working
 from penstock.cli.options import JsonOption, QuietOption, command
 from penstock.corpus.convert import FORMATS
 from penstock.corpus.convert import convert as convert_tokens
@@ -64,4 +65,4 @@ def convert(
         print_json({"path": path, "rows": made.rows, "report": made.report.to_dict()}, indent=False)
     elif not quiet:
         print_table(closing_table(made.report, budget_bytes=memory.capacity))
-        say(f"{path}: {count(made.rows, 'row')}")
+        say(f"{path}: {counted(made.rows, 'row')}")

@@ -8,10 +8,10 @@ from textwrap import shorten
 from typing import Annotated, Any
 
 import typer
-import xxhash
 
-from penstock.chat.templates import BUILT_IN, load_template
-from penstock.cli.console import count, emit, fact_table, found_problems, print_json, print_table, warn, working
+from penstock._amounts import counted
+from penstock.chat.templates import built_in_name
+from penstock.cli.console import emit, fact_table, found_problems, print_json, print_table, warn, working
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.cli.prepare import store_lines
 from penstock.corpus.prepare import bad_rows_of
@@ -68,18 +68,18 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield "rows", f"{facts['rows']:,}", ""
     inputs = facts["inputs"][:_MOST_FILES]
     if more := len(facts["inputs"]) - len(inputs):
-        inputs = [*inputs, f"and {count(more, 'more file')}"]
+        inputs = [*inputs, f"and {counted(more, 'more file')}"]
     listed = {
         "columns": [f"{name}, {kind.replace('item: ', '')}" for name, kind in facts["columns"].items()],
         "tokenizer": [facts["tokenizer_name"] or facts["tokenizer"] or "not known"],
         "template": [_template_name(facts["template"])] if facts["template"] else [],
         "made of": inputs,
         "left out": facts["left_out"],
-        "bad rows": [f"{count(rows, 'row')} left out: {reason}" for reason, rows in facts["bad_rows"].items()],
+        "bad rows": [f"{counted(rows, 'row')} left out: {reason}" for reason, rows in facts["bad_rows"].items()],
         "steps": [step_text(step) for step in facts["transforms"]],
         "created": [facts["created"]] if facts["created"] else [],
         "versions": [
-            f"{each['version']}: {count(each['rows'], 'row')}, {each['created']}"
+            f"{each['version']}: {counted(each['rows'], 'row')}, {each['created']}"
             + "  (this one)" * (each["version"] == facts["version"])
             for each in facts["versions"]
         ],
@@ -90,11 +90,7 @@ def _lines(facts: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def _template_name(fingerprint: str) -> str:
-    """Name of a built-in template with this fingerprint."""
-    for name in BUILT_IN:
-        if xxhash.xxh3_128_hexdigest(load_template(name, None).source.encode()) == fingerprint:
-            return name
-    return f"not a built-in one ({fingerprint[:8]})"
+    return built_in_name(fingerprint) or f"not a built-in one ({fingerprint[:8]})"
 
 
 def step_text(step: str) -> str:

@@ -14,10 +14,11 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from penstock._amounts import counted
 from penstock.chat.format_chat import FormatChat
 from penstock.chat.format_preference import FormatPreference
 from penstock.cli.advice import command_wording
-from penstock.cli.console import count, found_problems, output, print_json, say, working
+from penstock.cli.console import found_problems, output, print_json, say, working
 from penstock.cli.options import command
 from penstock.corpus.raw_rows import RowNumbers
 from penstock.corpus.recipe import OpenedRecipe, Recipe
@@ -61,7 +62,7 @@ def lint(
     if explained is not None:
         _explain(opened, explained, as_json=as_json)
         return
-    with working(f"checking {files[0] if len(files) == 1 else count(len(files), 'input')}", unit="rows") as progress:
+    with working(f"checking {files[0] if len(files) == 1 else counted(len(files), 'input')}", unit="rows") as progress:
         extent = Extent.of(opened.source)
         for finding, rows in _findings(opened):
             if finding is None:
@@ -79,7 +80,7 @@ def lint(
     if not as_json:
         for kind, number in kinds.most_common():
             say(f"{number:>8,}  {kind}")
-        say(f"{count(rows, 'row')}, {count(kinds.total(), 'violation') if kinds else 'no violation'}")
+        say(f"{counted(rows, 'row')}, {counted(kinds.total(), 'violation') if kinds else 'no violation'}")
     if kinds:
         found_problems()
 

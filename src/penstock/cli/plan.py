@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, fact_table, print_table, say, table, working
+from penstock._amounts import counted, percent
+from penstock.cli.console import emit, fact_table, print_table, say, table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.loader_file import LoaderConfig
@@ -84,7 +85,7 @@ def _print(facts: Mapping[str, Any]) -> None:
 def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     epochs = facts["epochs"]
     by_epoch = " + ".join(f"{epoch['steps']:,}" for epoch in epochs[:8]) + " + ..." * (len(epochs) > 8)
-    in_epochs = count(len(epochs), "epoch") + (f": {by_epoch}" if len(epochs) > 1 else "")
+    in_epochs = counted(len(epochs), "epoch") + (f": {by_epoch}" if len(epochs) > 1 else "")
     yield "steps", f"{facts['steps']:,}", in_epochs + (f", {facts['skipped']:,} skipped" if facts["skipped"] else "")
     each = f"{facts['batch_size']:,} for each of {_ranks(facts)}"
     yield "global batch", f"{facts['global_batch']:,}", f"samples, {each}"
@@ -95,10 +96,10 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         yield "imbalance", f"{ranks['contiguous']:.3f}", costs + measured
     per_step = facts["tokens"] / facts["steps"] if facts["steps"] else 0
     yield "tokens", f"{facts['tokens']:,}", f"{per_step:,.0f} per step"
-    yield "padding", _percent(facts["padding_share"]), f"{facts['slots'] - facts['tokens']:,} of {facts['slots']:,}"
+    yield "padding", percent(facts["padding_share"]), f"{facts['slots'] - facts['tokens']:,} of {facts['slots']:,}"
     if facts["packing_efficiency"] is not None:
-        yield "packing", _percent(facts["packing_efficiency"]), "of the space in samples is filled"
-    yield "supervised", _percent(facts["supervised_share"]), f"{facts['supervised']:,} tokens"
+        yield "packing", percent(facts["packing_efficiency"]), "of the space in samples is filled"
+    yield "supervised", percent(facts["supervised_share"]), f"{facts['supervised']:,} tokens"
     yield "longest", f"{facts['longest_sample']:,}", f"tokens in a sample; {facts['longest_row']:,} with padding"
     for number, (reason, tokens) in enumerate(facts["lost_tokens"].items()):
         yield "tokens lost" if number == 0 else "", f"{tokens:,}", reason
@@ -109,15 +110,15 @@ def _lines(facts: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         source = facts["sources"][0]
         stored = f"{source['stored_tokens']:,} tokens in {source['rows']:,} rows"
         yield "source", f"{source['passes']:.2f}", f"times all of {source['name']}, {stored}"
-    yield "plan", "", facts["plan"] + (f", {count(facts['edits'], 'edit')}" if facts["edits"] else "")
+    yield "plan", "", facts["plan"] + (f", {counted(facts['edits'], 'edit')}" if facts["edits"] else "")
 
 
 def _ranks(facts: Mapping[str, Any]) -> str:
     """Data ranks; with sizes of a mesh also its processes, of which several share a data rank."""
     sharing = math.prod(facts["settings"].get(name) or 1 for name in ("cp", "tp", "pp"))
     if sharing == 1:
-        return count(facts["world_size"], "rank")
-    return f"{count(facts['world_size'], 'data rank')}, {facts['world_size'] * sharing:,} processes"
+        return counted(facts["world_size"], "rank")
+    return f"{counted(facts['world_size'], 'data rank')}, {facts['world_size'] * sharing:,} processes"
 
 
 def _emit_diff(here: Mapping[str, Any], there: Mapping[str, Any], *, as_json: bool) -> None:
@@ -158,7 +159,7 @@ def _shown(name: str, value: Any) -> str:
     if last in _BYTES:
         return format_bytes(value)
     if last in _SHARES:
-        return _percent(value)
+        return percent(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float):
@@ -170,10 +171,3 @@ def _change(name: str, here: Any, there: Any) -> str:
     """Relative change of a number; none of a share."""
     numbers = all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in (here, there))
     return f"{there / here - 1:+.1%}" if numbers and here and name.rpartition(".")[2] not in _SHARES else ""
-
-
-def _percent(share: float | None) -> str:
-    """More digits for a share close to 0 or 1."""
-    if share is None:
-        return "-"
-    return f"{share:.{1 if 0.001 <= share <= 0.999 or share in (0, 1) else 3}%}"

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from penstock.cli.console import count, emit, fact_table, log_lines, print_json, print_table, say, working
+from penstock._amounts import counted
+from penstock.cli.console import emit, fact_table, log_lines, print_json, print_table, say, working
 from penstock.cli.join import remove_splits, save_arguments
 from penstock.cli.options import EngineOption, JsonOption, MetricsOption, QuietOption, command
 from penstock.engines.driver import JobOptions
@@ -168,5 +169,5 @@ def store_lines(facts: dict[str, Any], tokens_per_second: float | None = None) -
     if facts["lengths"]:
         spread = ", ".join(f"{name} {value:,}" for name, value in facts["lengths"].items() if name != "p50")
         yield "row length", f"{facts['lengths']['p50']:,}", f"median; {spread}"
-    shards = count(facts["shards"], "shard")
+    shards = counted(facts["shards"], "shard")
     yield "store", format_bytes(facts["bytes"]), f"{facts['path']}, version {facts['version']}, {shards}"

@@ -14,8 +14,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from penstock._amounts import counted, format_seconds
 from penstock.cli.console import (
-    count,
     emit,
     fact_table,
     found_problems,
@@ -36,7 +36,6 @@ from penstock.fsqueue.leases import heartbeat_seconds
 from penstock.fsqueue.queue import Queue, schema_of
 from penstock.fsqueue.status import MemberStatus, SplitStatus, Status, find_queue, look
 from penstock.memory.budget import format_bytes
-from penstock.pipeline.report import format_seconds
 
 queue = typer.Typer(
     name="queue",
@@ -235,7 +234,7 @@ def _removal(path: Path) -> dict[str, Any]:
 def _in_words(facts: dict[str, Any]) -> str:
     batches = "an unknown number of" if facts["batches"] is None else f"{facts['batches']:,}"
     size = format_bytes(facts["bytes"])
-    return f"{facts['path']}: {count(facts['files'], 'batch file')}, {size}, {batches} batches not consumed"
+    return f"{facts['path']}: {counted(facts['files'], 'batch file')}, {size}, {batches} batches not consumed"
 
 
 def _can_ask() -> bool:
@@ -250,7 +249,7 @@ def _refuse_while_alive(path: Path) -> None:
         return
     # Half a heartbeat more, for a busy machine.
     seconds = 1.5 * heartbeat_seconds(max(member.lease_seconds for member in first.values()))
-    warn(f"watching {count(len(first), 'member')} for {seconds:.1f} s")
+    warn(f"watching {counted(len(first), 'member')} for {seconds:.1f} s")
     until = time.monotonic() + seconds
     with working(f"watching {path}", unit="seconds", total=seconds) as progress:
         while (left := until - time.monotonic()) > 0:
@@ -260,7 +259,7 @@ def _refuse_while_alive(path: Path) -> None:
             alive = [owner for owner, member in now.items() if owner not in first or member.beat != first[owner].beat]
             if alive:
                 raise ConfigError(
-                    f"{count(len(alive), 'member')} of the queue running ({', '.join(sorted(alive))}); stop them "
+                    f"{counted(len(alive), 'member')} of the queue running ({', '.join(sorted(alive))}); stop them "
                     f"first, see `penstock queue status {path}`, or pass --force, which makes them fail"
                 )
 
@@ -296,7 +295,7 @@ def doctor(
             path,
             repair=repair,
             wait_seconds=wait_seconds,
-            on_wait=lambda seconds, members: warn(f"watching {count(members, 'member')} for up to {seconds:g} s"),
+            on_wait=lambda seconds, members: warn(f"watching {counted(members, 'member')} for up to {seconds:g} s"),
             progress=progress,
         )
     emit(diagnosis.to_dict(), lambda: _print_diagnosis(diagnosis), as_json=as_json)
@@ -312,7 +311,7 @@ def _print_diagnosis(diagnosis: Diagnosis) -> None:
     say(f"{diagnosis.path}{where}: {read}")
     wrong = [finding for finding in diagnosis.findings if finding.severity != "note"]
     repaired = sum(finding.repaired is not None for finding in wrong)
-    verdict = f"{count(len(wrong), 'finding')}, {repaired} repaired" if wrong else "no problem found"
+    verdict = f"{counted(len(wrong), 'finding')}, {repaired} repaired" if wrong else "no problem found"
     say(verdict, style="bold green" if diagnosis.sound else "bold red")
 
 

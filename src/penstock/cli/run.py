@@ -15,7 +15,8 @@ import pyarrow as pa
 import typer
 from rich.console import Console
 
-from penstock.cli.console import count, log_lines, print_json, print_table, report_errors
+from penstock._amounts import counted
+from penstock.cli.console import log_lines, print_json, print_table, report_errors
 from penstock.cli.options import (
     DebugOption,
     EngineOption,
@@ -177,7 +178,7 @@ def _lines(described: PipelineFile, extent: Extent, columns: ColumnCheck, *, els
     facts, config = _facts(described, extent), described.pipeline.config
     yield facts["pipeline"]
     if extent.files is not None:
-        yield f"input       {count(extent.files, 'file')}, {format_bytes(extent.file_bytes or 0)}"
+        yield f"input       {counted(extent.files, 'file')}, {format_bytes(extent.file_bytes or 0)}"
     if extent.rows is not None:
         yield f"rows        {extent.rows:,}"
     if columns.unknown is None:

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, print_table, say, table, working
+from penstock._amounts import counted
+from penstock.cli.console import emit, print_table, say, table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, opened, read_planned
 from penstock.errors import ConfigError
 from penstock.loaders.base import DataLoader
@@ -98,7 +99,7 @@ def _origin(loader: DataLoader, source: int, row: int) -> dict[str, Any]:
 
 
 def _print_step(facts: dict[str, Any]) -> None:
-    samples, tokens = count(facts["samples"], "sample"), count(facts["tokens"], "token")
+    samples, tokens = counted(facts["samples"], "sample"), counted(facts["tokens"], "token")
     skipped = ", skipped: not delivered" * facts["skipped"]
     say(f"step {facts['step']:,}, epoch {facts['epoch']}: {samples}, {tokens}{skipped}", style="bold")
     stores = any("store" in part for part in facts["parts"])
@@ -117,7 +118,7 @@ def _print_step(facts: dict[str, Any]) -> None:
 
 def _print_row(facts: dict[str, Any]) -> None:
     store = f" ({facts['store']} row {facts['store_row']})" if "store" in facts else ""
-    used = f"used {count(len(facts['uses']), 'time')} in {count(facts['epochs'], 'epoch')} of the source"
+    used = f"used {counted(len(facts['uses']), 'time')} in {counted(facts['epochs'], 'epoch')} of the source"
     say(f"{facts['source']} row {facts['row']}{store}: {used}", style="bold")
     rows = [
         (str(use["step"]), str(use["epoch"]), str(use["sample"]), "" if use["delivered"] else "not delivered")

@@ -8,7 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, found_problems, print_table, say, table, working
+from penstock._amounts import counted
+from penstock.cli.console import emit, found_problems, print_table, say, table, working
 from penstock.cli.options import ConfigArgument, JsonOption, SetOption, command, open_rank, opened, read_planned
 from penstock.loaders.verification import ResumeReport
 from penstock.loaders.verification import verify_resume as verify
@@ -73,7 +74,7 @@ def _print(report: ResumeReport) -> None:
     if report.difference is not None:
         say(f"NOT the same: {report.difference}", style="bold red")
         return
-    ends = f", with {count(len(report.epoch_ends), 'end')} of an epoch" if report.epoch_ends else ""
+    ends = f", with {counted(len(report.epoch_ends), 'end')} of an epoch" if report.epoch_ends else ""
     say(
         f"the same, byte for byte: {report.steps} steps{ends}, {report.stops} stops in {len(report.runs)} runs; "
         f"the state has {report.state_bytes} bytes"

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.console import count, emit, print_table, table, warn, working
+from penstock._amounts import counted
+from penstock.cli.console import emit, print_table, table, warn, working
 from penstock.cli.options import JsonOption, StoreArgument, command
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import shown
@@ -110,7 +111,7 @@ def _version_table(facts: dict[str, Any]) -> Any:
 def _made_of(each: dict[str, Any]) -> str:
     """`version 1 + part-1.jsonl and 3 more files: ExactDedup, Tokenize`; --json has all of it."""
     inputs = each["inputs"]
-    files = f"{inputs[0]} and {count(len(inputs) - 1, 'more file')}" if len(inputs) > 1 else "".join(inputs)
+    files = f"{inputs[0]} and {counted(len(inputs) - 1, 'more file')}" if len(inputs) > 1 else "".join(inputs)
     steps = ", ".join(map(_name_of, each["transforms"]))
     if not files and not steps:
         files = f"tokenizer {each['tokenizer']}" if each["tokenizer"] else "not known"

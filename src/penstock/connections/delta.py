@@ -127,7 +127,7 @@ def _entries(path: PathLike) -> Iterator[bytes]:
 
 
 def brief(error: BaseException) -> str:
-    """The message of an error of deltalake: without colours, without the stack of its machine code."""
+    """The message of an error of deltalake: without colours and without its native stack trace."""
     text = _COLOUR.sub("", str(error)).replace("↳", "-")
     if (found := _CODE.search(text)) is not None:
         return f"{found[1]}: {found[2]}" if found[2] else found[1]

@@ -108,7 +108,7 @@ class KafkaLog:
         return found
 
     def _take_event(self, found: Messages, event: Any) -> None:
-        """What a consumer returns in place of a message: the end of the partition, or an error."""
+        """Take what a consumer returns in place of a message: the end of the partition, or an error."""
         codes, error = require("confluent_kafka", "kafka").KafkaError, event.error()
         if error.code() == codes._PARTITION_EOF:
             found.caught_up, found.following = True, max(found.following, event.offset())

@@ -226,7 +226,7 @@ def made_again(log: Log, partition: int, offset: int, end: int) -> ResumeError:
 
 
 class Retries:
-    """Repetition of what failed for want of a connection, for `seconds` after the last success.
+    """Retries of what failed because the connection was lost, for `seconds` after the last success.
 
     Waits are measured by a clock that does not jump. `stopped` ends them at once.
     """

@@ -235,7 +235,7 @@ class NatsLog:
 
 
 def _place(message: Any) -> tuple[int, int]:
-    """Sequence number and nanoseconds since 1970 of a message, of which the subject for answers tells."""
+    """Sequence number and nanoseconds since 1970 of a message, from its reply subject."""
     parts = message.reply.split(".")
     at = 5 if len(parts) < 11 else 7  # behind the domain and the account of the server
     return int(parts[at]), int(parts[at + 2])
@@ -246,7 +246,7 @@ def _from(offset: int) -> dict[str, Any]:
 
 
 class _Client:
-    """A connection that does not connect again by itself: whoever uses it decides what to repeat then."""
+    """A connection that does not reconnect by itself: its user decides what to repeat."""
 
     def __init__(self, name: str) -> None:
         self.process, self.name = os.getpid(), name

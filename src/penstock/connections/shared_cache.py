@@ -56,7 +56,7 @@ def require_cache_dir(path: PathLike) -> Path:
 
 
 class SharedCache:
-    """A cache that never fails its user: after an error it is left alone for five minutes, which is logged once.
+    """A cache that never fails its user: after an error, logged once, it is not used for five minutes.
 
     A cache that may be read and not written (its credentials, or no room) is read on. `get` returns None and `put`
     False for what is not there, and for all that cannot be had.

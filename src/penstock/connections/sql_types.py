@@ -20,6 +20,7 @@ import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.ragged import is_any_list
 from penstock.connections.sql import DUCKDB, POSTGRESQL, SQLITE, SqlConnection, SqlDialect
 from penstock.errors import ConfigError, DataError, SchemaError
 
@@ -244,7 +245,7 @@ _NAMED_VALUES = {pa.UuidType: "uuid", pa.JsonType: "jsonb"}
 
 def written_type(field: pa.Field, dialect: SqlDialect) -> str:
     """Type of a column in CREATE TABLE, after `written_table` has converted it."""
-    if dialect is POSTGRESQL and _is_list(field.type) and type(field.type.value_type) in _NAMED_VALUES:
+    if dialect is POSTGRESQL and is_any_list(field.type) and type(field.type.value_type) in _NAMED_VALUES:
         return f"{_NAMED_VALUES[type(field.type.value_type)]}[]"
     return _sql_type(_written(field, dialect), dialect)
 
@@ -282,14 +283,14 @@ def _written(field: pa.Field, dialect: SqlDialect) -> pa.DataType:
         return pa.string()
     if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
         return pa.binary()
-    if _is_list(kind) and dialect is not SQLITE:
+    if is_any_list(kind) and dialect is not SQLITE:
         inner = _written(pa.field(field.name, kind.value_type), dialect)
         if dialect is POSTGRESQL and type(inner) in _NAMED_VALUES:
             return pa.list_(pa.string())
         if dialect is DUCKDB or not (pa.types.is_nested(inner) or isinstance(inner, pa.BaseExtensionType)):
             return pa.list_(inner)
     if pa.types.is_nested(kind):
-        if dialect is DUCKDB and not _is_list(kind):
+        if dialect is DUCKDB and not is_any_list(kind):
             return kind
         return pa.json_() if dialect is not SQLITE else pa.string()
     if dialect is SQLITE and (pa.types.is_decimal(kind) or pa.types.is_temporal(kind)):
@@ -297,16 +298,12 @@ def _written(field: pa.Field, dialect: SqlDialect) -> pa.DataType:
     return kind
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
-
-
 def _write_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     have = column.type
     if isinstance(have, (pa.UuidType, pa.JsonType)) and pa.types.is_string(kind):
         texts = [None if value is None else str(value) for value in column.to_pylist()]
         return pa.chunked_array([texts], kind)
-    if _is_list(have) and _is_list(kind) and type(have.value_type) in _NAMED_VALUES:
+    if is_any_list(have) and is_any_list(kind) and type(have.value_type) in _NAMED_VALUES:
         rows = [None if row is None else [None if v is None else str(v) for v in row] for row in column.to_pylist()]
         return pa.chunked_array([rows], kind)
     if pa.types.is_nested(have) and not pa.types.is_nested(kind):

@@ -202,7 +202,7 @@ def with_dates(
     for name in names:
         place = table.schema.get_field_index(name)
         kind = table.schema.field(place).type
-        if name in formats or not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if name in formats or not is_text(kind):
             continue
         texts = one_array(table.column(place))
         found = find_dates(texts)

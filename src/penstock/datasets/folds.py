@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
+from penstock.arrays.text import is_text
 from penstock.datasets.dates import date_remedy, find_dates, read_dates
 from penstock.datasets.rows import column_of
 from penstock.datasets.spec import DatasetSpec, plain
@@ -252,7 +253,7 @@ class Folds:
         if name is None:
             raise ConfigError("kind='time' needs a column: give the spec a time_column, or pass by=...")
         column = _filled(column_of(table, name), name, "time")
-        if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        if is_text(column.type):
             column = _as_times(column, name, spec.date_formats.get(name))
         if pa.types.is_temporal(column.type):
             column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._amounts import counted
 from penstock.datasets.spec import ColumnKind, CompetitionType
 from penstock.errors import ConfigError, DataError
 
@@ -74,7 +75,7 @@ def facts_of(column: pa.ChunkedArray) -> Facts:
 
 def guess_kind(facts: Facts, test: Facts | None) -> tuple[ColumnKind, str]:
     """Kind of a feature, and the reason. `test` is the same column of the test file."""
-    missing = f", {plural(facts.missing, 'missing value')}" if facts.missing else ""
+    missing = f", {counted(facts.missing, 'missing value')}" if facts.missing else ""
     kind = facts.values.type
     if not len(facts.values):
         return "ignore", f"no value in any of the {facts.rows:,} rows"
@@ -93,7 +94,7 @@ def guess_kind(facts: Facts, test: Facts | None) -> tuple[ColumnKind, str]:
     return _guess_text(facts, test, missing)
 
 
-def counted(facts: Facts, most: int = 6) -> str:
+def value_counts(facts: Facts, most: int = 6) -> str:
     """`'S' (644), 'C' (168), 'Q' (77)`: the most frequent values with their counts."""
     counts = sorted(
         ((entry["counts"], entry["values"]) for entry in pc.value_counts(facts.values).to_pylist()),
@@ -108,10 +109,6 @@ def is_called_id(name: str) -> bool:
     return bool(re.fullmatch(r"(?i)id|uid|uuid|guid|index|key|Unnamed: 0", name)) or bool(
         re.search(r"(?<=[a-z0-9])(Id|ID)$|[ _-](?i:id|uid|uuid|key|no|number)$", name)
     )
-
-
-def plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def _is_plain(kind: pa.DataType) -> bool:
@@ -136,7 +133,7 @@ def _guess_text(facts: Facts, test: Facts | None, missing: str) -> tuple[ColumnK
     if unseen:
         shown = ", ".join(map(_short, unseen[:3]))
         return "text", f"{facts.distinct:,} different values, but the test file has others: {shown}{missing}"
-    return "categorical", f"{plural(facts.distinct, 'value')}: {counted(facts)}{missing}"
+    return "categorical", f"{counted(facts.distinct, 'value')}: {value_counts(facts)}{missing}"
 
 
 def _unseen(facts: Facts, test: Facts | None) -> list[Any]:
@@ -227,19 +224,19 @@ def type_of_one(name: str, facts: Facts) -> tuple[CompetitionType, str]:
     if facts.distinct == 1:
         raise DataError(f"the target {name!r} is {facts.values[0].as_py()!r} in every row")
     if facts.distinct == 2:
-        return CompetitionType.BINARY_CLASSIFICATION, f"{name!r} has two values: {counted(facts)}"
+        return CompetitionType.BINARY_CLASSIFICATION, f"{name!r} has two values: {value_counts(facts)}"
     if not facts.is_number:
         several = _lists(facts)
         if 3 * facts.distinct > len(facts.values):
             raise ConfigError(_no_type(name, facts, several))
         return (
             CompetitionType.MULTICLASS_CLASSIFICATION,
-            f"{name!r} has {facts.distinct:,} classes: {counted(facts)}{several}",
+            f"{name!r} has {facts.distinct:,} classes: {value_counts(facts)}{several}",
         )
     if facts.is_whole and facts.distinct <= _MOST_CLASSES and 10 * facts.distinct <= facts.rows:
         first, last = facts.sorted_values(_MOST_CLASSES)[0], facts.sorted_values(_MOST_CLASSES)[-1]
         if last - first + 1 <= 2 * facts.distinct:
-            why = f"{name!r} has {facts.distinct} integer values: {counted(facts)}"
+            why = f"{name!r} has {facts.distinct} integer values: {value_counts(facts)}"
             return CompetitionType.MULTICLASS_CLASSIFICATION, f"{why}; ordinal_regression if their order counts"
     span = pc.min_max(facts.values).as_py()
     why = f"{name!r} has {facts.distinct:,} different numbers from {span['min']:,} to {span['max']:,}"
@@ -252,7 +249,7 @@ def _no_type(name: str, facts: Facts, several: str) -> str:
     hint = "; they look like numbers with decimal commas: write points" if comma else several
     return (
         f"the type is unknown: the target {name!r} has {facts.distinct:,} texts in {len(facts.values):,} rows "
-        f"({counted(facts, 3)}), too many for classes{hint}; pass --type (competition_type= in Python), or name "
+        f"({value_counts(facts, 3)}), too many for classes{hint}; pass --type (competition_type= in Python), or name "
         "another column with --target"
     )
 

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._amounts import counted
 from penstock._suggest import did_you_mean
 from penstock.datasets.base import ColumnSpec, CompetitionType, DataFiles, DatasetSpec
 from penstock.datasets.column_types import first_code
@@ -28,7 +29,6 @@ from penstock.datasets.guesses import (
     guess_kind,
     guess_metric,
     is_called_id,
-    plural,
     type_of_many,
     type_of_one,
 )
@@ -147,7 +147,7 @@ def _read(directory: Path | RemotePath, delimiter: str | None, encoding: str | N
         if split == "train" and not table.num_rows:
             raise DataError("the training file has a header and no rows", file=str(path))
         tables[split] = table
-        notes[f"files.{split}"] = f"{plural(table.num_rows, 'row')}, {plural(table.num_columns, 'column')}"
+        notes[f"files.{split}"] = f"{counted(table.num_rows, 'row')}, {counted(table.num_columns, 'column')}"
     names = {split: path.name for split, path in paths.items()}
     return _Files(directory, names, tables["train"], tables["test"], tables["sample_submission"])
 
@@ -290,7 +290,7 @@ def _time_column(files: _Files, targets: list[str], notes: Notes) -> str | None:
             if not facts.missing:
                 notes["time_column"] = later
                 return name
-            rows = plural(facts.missing, "row")
+            rows = counted(facts.missing, "row")
             _doubt(
                 notes,
                 name,

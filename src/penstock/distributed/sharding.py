@@ -105,16 +105,6 @@ class CanonicalStreams:
         cuts = share_cuts(global_batch, rank.world_size)
         return range(int(cuts[rank.rank]), int(cuts[rank.rank + 1]))
 
-    def streams_of(self, rank: Rank, global_batch: int) -> range:
-        """Streams that a rank reads, over all steps."""
-        slots = self.slots_of(rank, global_batch)
-        if not slots:
-            return range(0)
-        per_slot, per_stream = self._ratio(global_batch)
-        if per_slot > 1:
-            return range(slots.start * per_slot, slots.stop * per_slot)
-        return range(slots.start // per_stream, (slots.stop - 1) // per_stream + 1)
-
     def exclusive(self, global_batch: int, world: int) -> bool:
         """True if no stream is read by two ranks."""
         per_stream = self._ratio(global_batch)[1]

@@ -1,1 +1,1 @@
-"""Engines: splits of its input as tasks of an engine, with the bytes of a local run."""
+"""Pipelines as jobs: splits of the input are tasks of an engine, and the output has the bytes of a local run."""

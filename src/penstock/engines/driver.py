@@ -126,7 +126,7 @@ class Driver:
             return report
 
     def _run_share(self, share: tuple[int, int]) -> Report:
-        """A share, while no other process runs the same one."""
+        """Run a share under its lock, so that no other process does."""
         with self._directory.share_lock(share) as lock:
             lock.hold(f"split {share[0] + 1}/{share[1]} of the job in {self._directory.shown}")
             try:
@@ -140,7 +140,7 @@ class Driver:
                 raise
 
     def _run_alone(self) -> Report:
-        """The job, while no other driver runs it."""
+        """Run the job under the lock of its directory, so that no other driver does."""
         saved = self._directory.read_json(PLAN_NAME)
         if saved is not None and saved.get("report") is not None:
             self._identity.check_same(saved, self._directory)
@@ -574,7 +574,7 @@ class TaskRun:
         self.first_failure = min(self.failures)
 
     def counts(self, task: Task) -> bool:
-        """False if a task before it has failed."""
+        """True if no task before it has failed."""
         return self.first_failure is None or self.place[task.name] < self.first_failure
 
 

@@ -187,7 +187,7 @@ def _in_pass(
 
 
 def _read_all(directory: JobDirectory, read: Any, numbers: Sequence[int]) -> Iterator[Words]:
-    """Requests to a bucket at once; files one after the other, since threads would cost more."""
+    """Results of all reads: at once from a bucket, one after the other from files, where threads would cost more."""
     return map(read, numbers) if directory.is_local else map_ahead(read, numbers)
 
 

@@ -55,7 +55,7 @@ class Executor(Protocol):
 
     @property
     def room(self) -> int:
-        """Tasks to submit at once: no fewer than run, and more where a cluster grows with what waits."""
+        """Tasks to submit at once: at least as many as run, more where a cluster grows with its backlog."""
         ...
 
     def start(self, work: Work, checks: Mapping[str, Any]) -> None:
@@ -69,7 +69,7 @@ class Executor(Protocol):
         ...
 
     def cancel(self, task: Task) -> None:
-        """Have a task that is not done yet end early, if that is possible; its outcome may still come."""
+        """Cancel a task that is not done, if that is possible; its outcome may still come."""
         ...
 
     def snapshot(self) -> dict[str, Any]: ...

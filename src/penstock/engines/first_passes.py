@@ -1,4 +1,4 @@
-"""First passes of a job: what all rows are needed for before the first of them leaves, found by tasks over the splits.
+"""First passes of a job: column types and fits, which need all rows before the first one leaves, by tasks over splits.
 
 Types of text formats, statistics of transforms that are fitted, and columns of functions. Each is noted in the job's
 directory under a name; a task is told the names it needs, and takes each once in a process.
@@ -71,7 +71,7 @@ class FirstPasses:
         run_tasks: Callable[[list[Task]], Any],
         learn: Callable[[], None],
     ) -> None:
-        """Find out what the tasks of the phase after those need to know."""
+        """Run the first passes that the tasks of the next phase need."""
         source, phase = self._pipeline.source, len(phases)
         begins = self.pending and not self.names
         if self._types:
@@ -91,7 +91,7 @@ class FirstPasses:
             close()
 
     def _take(self, name: str, work: JobWork, find: Callable[[], dict[str, Any]]) -> None:
-        """Find something out, or read what an earlier run has found; and take it here."""
+        """Compute facts, or read those of an earlier run, and give them to the stage."""
         found = self._directory.read_json(f"done/{name}")
         if found is None or found["plan"] != work.mark:
             found = find() | {"plan": work.mark}

@@ -1,4 +1,4 @@
-"""Connection of this process to a Ray cluster, with a clear error, within seconds, where there is none to be had."""
+"""Connection of this process to a Ray cluster, or a clear error within seconds."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def connect(address: str | None, runtime_env: Mapping[str, Any] | None, timeout_
 
 
 def _check_same(ray: Any, address: str | None) -> None:
-    """A process has one connection: another address than the one it has is an error."""
+    """Refuse another address than the connected one: a process has one connection."""
     if address is None or address == "auto" or address.startswith("ray://"):
         return
     connected = ray.get_runtime_context().gcs_address
@@ -50,7 +50,7 @@ def _check_same(ray: Any, address: str | None) -> None:
 
 
 def _check_reachable(address: str, timeout_seconds: float, origin: str) -> None:
-    """Ray would try for a minute, and then end the process."""
+    """Refuse an address where nothing listens: Ray would try for a minute, and then end the process."""
     if (parts := _ADDRESS.fullmatch(address)) is None or int(parts["port"]) > 65_535:
         raise ConfigError(
             f"{address!r}{origin} is no address of a Ray cluster; expected 'host:port' (often port 6379) on a machine "
@@ -69,7 +69,7 @@ def _check_reachable(address: str, timeout_seconds: float, origin: str) -> None:
 
 
 def _check_greeting(connection: socket.socket) -> None:
-    """Ray speaks HTTP/2, whose servers begin with a frame of settings."""
+    """Refuse another kind of server: Ray speaks HTTP/2, whose servers begin with a frame of settings."""
     connection.sendall(_GREETING)
     answer = b""
     while len(answer) < 9:

@@ -323,7 +323,7 @@ class RayExecutor:
     # -- the cluster ---------------------------------------------------------------------------------------------------
 
     def _probe(self, setup: dict[str, Any], options: dict[str, Any]) -> list[str]:
-        """Nodes that passed the checks: all that are alive, or it is an error."""
+        """Nodes that passed the checks: all that are alive; raises if one did not."""
         ray = self._ray
         affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
         probe = ray.remote(probe_function())
@@ -378,7 +378,7 @@ class RayExecutor:
             self._notify(0, self._board.take.remote())
 
     def _ask_board_now(self) -> None:
-        """Hear where tasks began. A board that is gone, with its node perhaps, is not waited for each time."""
+        """Ask the board where tasks began. One that is gone, with its node perhaps, is not waited for each time."""
         if time.monotonic() < self._board_gone_until:
             return
         try:
@@ -387,7 +387,7 @@ class RayExecutor:
             self._board_gone_until = time.monotonic() + 10 * _CLOSE_SECONDS
 
     def _hear(self, told: Mapping[str, Any]) -> None:
-        """Take what workers told: where tasks run, and their log lines."""
+        """Take the reports of workers: where tasks run, and their log lines."""
         running = {sent.task.name for sent in self._sent.values()}
         for task, node, process in told["began"]:
             if task in running:

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from penstock._amounts import counted
 from penstock.engines.splits import Bundle
 
 _SUMS = (
@@ -51,31 +52,24 @@ class PartRecord:
         return cls(record["rows"], files, rows, tuple(record["records"]), lines, record["rows_in"], record["crash"])
 
 
-@dataclass
 class PhaseRecords:
-    """Records of all tasks of a phase, in order, and their sums."""
+    """Records of all tasks of a phase, in order, and their sums.
 
-    tasks: int
-    phase: int
-    kind: str = "map"
-    """Kind of the tasks; those of a fit have the position of the transform as their phase."""
-    parts: list[PartRecord | None] = field(init=False)
-    sums: Counter[str] = field(default_factory=Counter)
-    dropped: Counter[str] = field(default_factory=Counter)
-    changed: Counter[str] = field(default_factory=Counter)
-    bad: list[dict[str, int]] = field(default_factory=list)
-    """Bad rows of each task, by reason."""
-    stages: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
-    schema: str | None = None
-    """Columns of the rows: those of a part with rows, if there is one."""
-    peak_bytes: int = 0
-    bad_rows: int = 0
-    key_starts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
-    _schema_rank: tuple[bool, int] = (False, 0)
+    `kind` is that of the tasks; those of a fit have the position of the transform as their phase.
+    """
 
-    def __post_init__(self) -> None:
-        self.parts = [None] * self.tasks
-        self.bad = [_NONE] * self.tasks
+    def __init__(self, tasks: int, phase: int, kind: str = "map") -> None:
+        self.tasks, self.phase, self.kind = tasks, phase, kind
+        self.parts: list[PartRecord | None] = [None] * tasks
+        self.sums, self.dropped, self.changed = Counter[str](), Counter[str](), Counter[str]()
+        self.bad: list[dict[str, int]] = [_NONE] * tasks
+        """Bad rows of each task, by reason."""
+        self.stages: dict[tuple[str, str], dict[str, Any]] = {}
+        self.schema: str | None = None
+        """Columns of the rows: those of a part with rows, if there is one."""
+        self.peak_bytes = self.bad_rows = 0
+        self.key_starts: dict[int, npt.NDArray[np.int64]] = {}
+        self._schema_rank = (False, 0)
 
     def add(self, number: int, record: Mapping[str, Any]) -> None:
         """Take over the record of a task; a second one of the same task changes nothing."""
@@ -144,7 +138,7 @@ def finished_stages(stages: Iterable[Mapping[str, Any]], seconds: float, slots: 
 def bottleneck(stages: Sequence[Mapping[str, Any]], tasks: int, nodes: int) -> str:
     """One sentence: the stage with the largest share of the time of all tasks."""
     total = sum(stage["busy_seconds"] for stage in stages)
-    where = f"{tasks:,} task{'s' * (tasks != 1)} on {nodes:,} node{'s' * (nodes != 1)}"
+    where = f"{counted(tasks, 'task')} on {counted(nodes, 'node')}"
     if not total:
         return f"nothing has been done yet: {where}"
     most = max(stages, key=lambda stage: float(stage["busy_seconds"]))

@@ -113,7 +113,7 @@ def job_place(pipeline: Pipeline, checkpoint: PathLike | None) -> PathLike:
 
 
 def was_cut_short(target: Path | str, run: str) -> bool:
-    """True if the job that published a store was killed before it had cleaned up: its report is still to be had."""
+    """True if the job that published a store was killed before it had cleaned up: its report can still be read."""
     publishing = JobDirectory(default_place(target)).read_json(SINK_NAME)
     return publishing is not None and publishing["token"].get("run") == run
 

@@ -292,7 +292,7 @@ def config_parts(hello: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def differences(here: Mapping[str, Any], there: Mapping[str, Any], ours: str) -> str:
-    """Parts that are others there than here, as text; "" if there are none. `ours` is such as `was {}`."""
+    """Parts that differ between there and here, as text; "" if none do. `ours` is such as `was {}`."""
     names = [name for name in {**here, **there} if here.get(name) != there.get(name)]
     return "; ".join(f"{name} is {there.get(name)} there and {ours.format(here.get(name))}" for name in names)
 

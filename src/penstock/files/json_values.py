@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import orjson
@@ -35,12 +35,6 @@ class DepthError(ValueError):
 
     def __init__(self) -> None:
         super().__init__(f"nested deeper than {MAX_DEPTH} levels")
-
-
-class NumberText(Protocol):
-    """A number that knows how it is written."""
-
-    text: str
 
 
 class FloatText(float):

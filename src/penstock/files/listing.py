@@ -78,17 +78,21 @@ def list_files(paths: PathLike | Iterable[PathLike], suffixes: Sequence[str] = (
 DATABASE_SCHEMES = frozenset(
     {"postgresql", "postgres", "sqlite", "duckdb", "snowflake", "bigquery", "grpc", "grpc+tls", "grpc+tcp"}
 )
-
-
-BROKER_SCHEMES = frozenset({"nats", "redis", "rediss", "kafka"})
+SERVICES = {
+    **dict.fromkeys(DATABASE_SCHEMES, ("sql", "Sql")),
+    "nats": ("logs.nats", "Nats"),
+    "redis": ("logs.redis", "RedisStream"),
+    "rediss": ("logs.redis", "RedisStream"),
+    "kafka": ("logs.kafka", "Kafka"),
+}
+"""Databases and brokers by the scheme of their URL: module in `sources` and in `sinks`, and beginning of its class."""
 
 
 def is_service(data: Any) -> bool:
     """True for the URL of a database or a broker, which is not a path."""
     if not isinstance(data, str) or "://" not in data:
         return False
-    scheme = data.partition("://")[0].lower()
-    return scheme in DATABASE_SCHEMES or scheme in BROKER_SCHEMES
+    return data.partition("://")[0].lower() in SERVICES
 
 
 def service_of(data: Any) -> str | None:

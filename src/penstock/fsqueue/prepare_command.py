@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from penstock._amounts import counted
 from penstock._suggest import did_you_mean
 from penstock.config.settings import PREPARE, SHARED, ByteSize, Setting
 from penstock.config.shared import SharedConfig, broken, load_shared_config, split_overrides
@@ -267,9 +268,7 @@ def summary(progress: ProviderProgress) -> str:
 
 def _published(progress: ProviderProgress) -> str:
     files = sum(progress.files.values())
-    return (
-        f"{_by_split(progress.batches)} batches in {files:,} file{'s' * (files != 1)}, {format_bytes(progress.bytes)}"
-    )
+    return f"{_by_split(progress.batches)} batches in {counted(files, 'file')}, {format_bytes(progress.bytes)}"
 
 
 def _by_split(counts: Mapping[str, int]) -> str:

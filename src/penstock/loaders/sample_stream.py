@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock._amounts import counted
 from penstock._forks import check_process
 from penstock.batching.backends.lookup import evaluate
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError, StalledError, StoppedError
@@ -241,7 +242,7 @@ class SampleFeed:
         if self._budget.available < self._sample_bytes * self._chunk_size and load < 0.5:
             used, limit = format_bytes(self._budget.used), format_bytes(self._budget.limit)
             return f"the budget is full: {used} of {limit} are in use"
-        workers = f"{self.threads} worker{'s' * (self.threads != 1)}"
+        workers = counted(self.threads, "worker")
         return f"fetching from {self!r} is the bottleneck: {workers} busy {load:.0%} of the time"
 
     def stats(self, delivered: int) -> dict[str, Any]:

@@ -18,13 +18,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from penstock._amounts import counted, format_seconds
 from penstock.memory.budget import format_bytes
 from penstock.observe.moments import Moment
-from penstock.pipeline.report import format_seconds
 
 LIVE_SECONDS = 1.0
 """Time before a live display appears: shorter work shows nothing."""
-_LINE_SECONDS, _LONGEST_LINE_SECONDS = 5.0, 600.0
+LINE_SECONDS, _LONGEST_LINE_SECONDS = 5.0, 600.0
 _WIDEST_BAR, _NARROWEST_BAR, _LABEL = 30, 6, 6
 _MARGIN = 3
 """Columns that stay free: the `^C` of a terminal would begin a new line, and spoil the removal of the display."""
@@ -99,7 +99,7 @@ class LiveDisplay(_Display):
 class LineDisplay(_Display):
     """Short lines of plain text: after some seconds, then less and less often."""
 
-    def __init__(self, write: Callable[[str], object], *, first_seconds: float = _LINE_SECONDS) -> None:
+    def __init__(self, write: Callable[[str], object], *, first_seconds: float = LINE_SECONDS) -> None:
         self._write = write
         self._first_seconds = self._next_at = first_seconds
 
@@ -135,7 +135,7 @@ def drawn(moment: Moment, title: str, width: int) -> RenderableType:
     lines: list[RenderableType] = [_line(title, "bold"), grid]
     if moment.counts is not None:
         lines.append(_line(f"{moment.counts[0]:<{_LABEL}}  {moment.counts[1]}"))
-    workers = [] if moment.workers is None else [f"{moment.workers} worker{'s' * (moment.workers != 1)}"]
+    workers = [] if moment.workers is None else [counted(moment.workers, "worker")]
     if moment.speeds or workers:
         lines.append(_line(f"{'speed':<{_LABEL}}  {', '.join([*moment.speeds, *workers])}"))
     if moment.bottleneck:

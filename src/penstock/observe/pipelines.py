@@ -11,7 +11,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from penstock.errors import PenstockError
-from penstock.observe.display import LIVE_SECONDS, LineDisplay, LiveDisplay, is_live, printer
+from penstock.observe.display import LINE_SECONDS, LIVE_SECONDS, LineDisplay, LiveDisplay, is_live, printer
 from penstock.observe.moments import Moment, RateWindow
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stages import Source
@@ -97,12 +97,11 @@ def pipeline_progress(pipeline: Pipeline) -> LiveProgress | LineProgress:
     return LineProgress(lambda line: write(f"penstock: {pipeline.source!r}: {line}"), extent)
 
 
-class LiveProgress:
-    """Live display of a run at the bottom of the terminal, after a second; removed at the end of the run."""
+class _RunProgress:
+    """Progress of a run on a display, from its snapshots."""
 
-    def __init__(self, console: Console, extent: Extent, title: str, *, first_seconds: float = LIVE_SECONDS) -> None:
-        self._rates = Rates(extent)
-        self._display = LiveDisplay(console, title, first_seconds=first_seconds)
+    def __init__(self, extent: Extent, display: LiveDisplay | LineDisplay) -> None:
+        self._rates, self._display = Rates(extent), display
 
     def __call__(self, snapshot: Mapping[str, Any]) -> None:
         self._rates.add(snapshot)
@@ -116,29 +115,24 @@ class LiveProgress:
         self._display.__exit__(kind, error, tb)
 
 
-class LineProgress:
+class LiveProgress(_RunProgress):
+    """Live display of a run at the bottom of the terminal, after a second; removed at the end of the run."""
+
+    def __init__(self, console: Console, extent: Extent, title: str, *, first_seconds: float = LIVE_SECONDS) -> None:
+        super().__init__(extent, LiveDisplay(console, title, first_seconds=first_seconds))
+
+
+class LineProgress(_RunProgress):
     """Short lines of plain text about a run: after some seconds, then less and less often.
 
     `write` is a console, or a function that takes a line.
     """
 
     def __init__(
-        self, write: Console | Callable[[str], object], extent: Extent, *, first_seconds: float | None = None
+        self, write: Console | Callable[[str], object], extent: Extent, *, first_seconds: float = LINE_SECONDS
     ) -> None:
         write = printer(write) if isinstance(write, Console) else write
-        self._rates = Rates(extent)
-        self._display = LineDisplay(write) if first_seconds is None else LineDisplay(write, first_seconds=first_seconds)
-
-    def __call__(self, snapshot: Mapping[str, Any]) -> None:
-        self._rates.add(snapshot)
-        self._display(run_moment(snapshot, self._rates))
-
-    def __enter__(self) -> Self:
-        self._display.__enter__()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._display.__exit__(kind, error, tb)
+        super().__init__(extent, LineDisplay(write, first_seconds=first_seconds))
 
 
 def run_moment(snapshot: Mapping[str, Any], rates: Rates) -> Moment:

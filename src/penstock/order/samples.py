@@ -14,7 +14,8 @@ Ints = npt.NDArray[np.int64]
 
 
 @lru_cache(maxsize=64)
-def _counted(count: int) -> Ints:
+def count_up_to(count: int) -> Ints:
+    """The numbers below `count`, cached and read-only."""
     numbers = np.arange(count)
     numbers.flags.writeable = False
     return numbers
@@ -53,7 +54,7 @@ class Samples:
     def numbers(self) -> npt.NDArray[np.int64]:
         """Number of the sample of each part."""
         if self.single:
-            return _counted(len(self))
+            return count_up_to(len(self))
         return np.repeat(np.arange(len(self)), np.diff(self.offsets))
 
     def slice(self, start: int, stop: int) -> Samples:

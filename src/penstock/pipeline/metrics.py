@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from penstock._amounts import counted
 from penstock.metrics.readings import Readings, key_of
 from penstock.metrics.spans import SpanBuffer
 from penstock.pipeline.stages import Origin
@@ -237,8 +238,7 @@ def bottleneck(source: StageMetrics, transforms: list[StageMetrics], sink: Stage
         return f"{name} is the bottleneck: writing takes {load:.0%} of the time and holds the rest back"
     share = next(stage.busy for stage in transforms if stage.name == name) / work if work else 0.0
     return (
-        f"{name} is the bottleneck: {threads} worker{'s' * (threads != 1)} busy {load:.0%} of the time, "
-        f"{share:.0%} of it there"
+        f"{name} is the bottleneck: {counted(threads, 'worker')} busy {load:.0%} of the time, {share:.0%} of it there"
     )
 
 

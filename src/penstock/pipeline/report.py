@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock._amounts import format_seconds
 from penstock.html import fragment, table
 from penstock.memory.budget import format_bytes
 from penstock.pipeline.metrics import TOKENS, tokens_in
@@ -112,15 +113,3 @@ def _by_reason(label: str, reasons: Mapping[str, int]) -> Iterator[tuple[str, st
     """A line for each reason, the most frequent first."""
     for number, (reason, rows) in enumerate(sorted(reasons.items(), key=lambda item: (-item[1], item[0]))):
         yield label if number == 0 else "", f"{rows:,}", reason
-
-
-def format_seconds(seconds: float) -> str:
-    """`0.4 s`, `12 s`, `3 min 05 s`, `2 h 07 min`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02d} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"

@@ -11,13 +11,6 @@ _MOST_SETTINGS = 200
 _MOST_NAME = 60
 
 
-def percent(share: float | None) -> str:
-    """`12.3%`, with more digits close to 0 or 1; a dash for None."""
-    if share is None:
-        return "-"
-    return f"{share:.{1 if 0.001 <= share <= 0.999 or share in (0, 1) else 3}%}"
-
-
 def short_name(name: str) -> str:
     """Name of a source or a stage for captions and legends; a long one is cut, tables have the whole."""
     return visible(name, _MOST_NAME)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from penstock._amounts import percent
 from penstock.errors import ConfigError
 from penstock.html import Html, Section, element, facts, note, section, subsection, table
 from penstock.html.charts import bar_chart, line_chart, stacked_areas
@@ -13,7 +14,7 @@ from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, open_rank
 from penstock.memory.budget import format_bytes
 from penstock.report.bin_chart import draw_bins
-from penstock.report.page_parts import chart_figure, percent, settings_table, short_name
+from penstock.report.page_parts import chart_figure, settings_table, short_name
 from penstock.report.plan_figures import MOST_SOURCES, PlanFigures, largest_sources, plan_figures
 from penstock.report.step_bins import Floats, StepSeries
 from penstock.store.preferences import PairTable

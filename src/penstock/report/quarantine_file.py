@@ -11,6 +11,7 @@ import orjson
 from penstock.html import Section, note, section, table
 from penstock.html.charts import bar_chart
 from penstock.report.page_parts import chart_figure
+from penstock.report.run_record import parsed_line
 
 _MOST_BYTES = 64 << 20
 _MOST_REASONS, _SHOWN_REASONS, _EXAMPLE_CHARACTERS = 1000, 25, 300
@@ -27,7 +28,7 @@ def quarantine_section(path: Path) -> Section:
             read += len(line)
             if read > _MOST_BYTES:
                 break
-            facts = _parsed(line)
+            facts = parsed_line(line)
             if facts is None:
                 unreadable += 1
                 continue
@@ -65,11 +66,3 @@ def _example(facts: dict[str, Any]) -> tuple[str, str, str, str]:
     text = content if isinstance(content, str) else orjson.dumps(content, default=str).decode()
     cut = text[:_EXAMPLE_CHARACTERS] + (f" ... ({len(text):,} characters)" if len(text) > _EXAMPLE_CHARACTERS else "")
     return str(facts.get("file") or ""), str(facts.get("row")), str(facts.get("reason"))[:500], cut
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        facts = orjson.loads(line)
-    except ValueError:
-        return None
-    return facts if isinstance(facts, dict) else None

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from penstock._amounts import format_seconds, percent
 from penstock.errors import ConfigError
 from penstock.html import Section, facts, note, section, subsection, table
 from penstock.html.charts import bar_chart, line_chart
 from penstock.memory.budget import format_bytes
-from penstock.pipeline.report import format_seconds
-from penstock.report.page_parts import chart_figure, percent, short_name
+from penstock.report.page_parts import chart_figure, short_name
 from penstock.report.quarantine_file import quarantine_section
 from penstock.report.run_directory import run_files
 from penstock.report.run_record import RecordedRun, RunPart, rates, read_run

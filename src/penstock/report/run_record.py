@@ -108,7 +108,7 @@ def read_run(path: Path) -> RecordedRun:
     record = RecordedRun(path)
     with path.open("rb") as file:
         for line in _lines(file):
-            facts = _parsed(line)
+            facts = parsed_line(line)
             if facts is None:
                 record.unreadable += 1
             elif "penstock_metrics" in facts:
@@ -167,7 +167,8 @@ def _lines(file: Any) -> Iterator[bytes]:
         yield b"?"
 
 
-def _parsed(line: bytes) -> dict[str, Any] | None:
+def parsed_line(line: bytes) -> dict[str, Any] | None:
+    """Facts of a line of JSON; None for anything else, such as a line that was cut off."""
     try:
         facts = orjson.loads(line)
     except ValueError:

@@ -11,6 +11,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock._amounts import counted
+from penstock.arrays.text import is_text
+from penstock.chat.templates import built_in_name
 from penstock.corpus.prepare import loss_record
 from penstock.errors import PenstockError
 from penstock.html import Html, Section, element, escape, facts, figure, note, section, subsection, table
@@ -18,7 +21,7 @@ from penstock.html.charts import bar_chart, histogram
 from penstock.html.tokens import piece_text
 from penstock.memory.budget import format_bytes
 from penstock.report.draw import Side, drawn_lengths, sample_rows, sides_of
-from penstock.report.turns import TurnLayout, template_name
+from penstock.report.turns import TurnLayout
 from penstock.store import Store, describe
 from penstock.store.origin import store_tokenizer
 from penstock.tokenizers.base import Tokenizer
@@ -179,11 +182,11 @@ def _overview(store: Store, tokenizer: Tokenizer | None, found: StoreFigures) ->
         shown.append(("median length", known["lengths"]["p50"], f"longest {known['lengths']['max']:,}"))
     if share is not None:
         shown.append(("supervised", f"{share:.1%}", f"{known['supervised']:,} tokens"))
-    shown.append(("size", format_bytes(known["bytes"]), f"{known['shards']:,} shard{'s' * (known['shards'] != 1)}"))
+    shown.append(("size", format_bytes(known["bytes"]), counted(known["shards"], "shard")))
     named = known["tokenizer_name"] or (tokenizer.name if tokenizer is not None else None)
     shown.append(("tokenizer", named or "not known", f"{tokenizer.vocab_size:,} ids" if tokenizer else None))
     if known["template"]:
-        shown.append(("template", template_name(known["template"]) or f"own ({known['template'][:8]})"))
+        shown.append(("template", built_in_name(known["template"]) or f"own ({known['template'][:8]})"))
     rows = [[name, kind.replace("item: ", "")] for name, kind in known["columns"].items()]
     inputs = [[name] for name in known["inputs"]]
     steps = [[step] for step in known["transforms"]]
@@ -226,11 +229,11 @@ def _lengths(store: Store, found: StoreFigures) -> Section:
 
 def _supervision(store: Store, found: StoreFigures) -> Section:
     children: list[object] = []
-    counted = _counted(store, found)
+    sample = _counted(store, found)
     for name, (tokens, supervised) in found.sides.items():
         whole = f"{name}: " if name else ""
         share = supervised / tokens if tokens else 0.0
-        children.append(note(f"{whole}{supervised:,} of {tokens:,} tokens are supervised ({share:.1%}), in {counted}."))
+        children.append(note(f"{whole}{supervised:,} of {tokens:,} tokens are supervised ({share:.1%}), in {sample}."))
     if found.unsupervised_rows:
         children.append(
             note(f"{found.unsupervised_rows:,} of the counted rows have no supervised token.", kind="warning")
@@ -358,4 +361,4 @@ def _short(value: int) -> str | None:
 def _is_named(kind: pa.DataType) -> bool:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_integer(kind))
+    return is_text(kind) or bool(pa.types.is_integer(kind))

@@ -13,7 +13,6 @@ from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from penstock.chat.bound_template import ChatOptions, bind_template
 from penstock.chat.gate import Gate
@@ -22,7 +21,7 @@ from penstock.chat.messages import Conversation
 from penstock.chat.parts import place_parts
 from penstock.chat.problems import RowProblem
 from penstock.chat.render import Renderer
-from penstock.chat.templates import BUILT_IN, ChatTemplate, TemplateSource, call_sample, load_template, sample
+from penstock.chat.templates import ChatTemplate, TemplateSource, built_in_name, call_sample, load_template, sample
 from penstock.errors import PenstockError
 from penstock.tokenizers.base import Tokenizer
 
@@ -133,24 +132,16 @@ class TurnLayout:
         return found
 
 
-def template_name(fingerprint: str) -> str | None:
-    """Name of the built-in template with this fingerprint."""
-    for name in BUILT_IN:
-        if xxhash.xxh3_128_hexdigest(load_template(name, None).source.encode()) == fingerprint:
-            return name
-    return None
-
-
 def _template(tokenizer: Tokenizer, fingerprint: str | None) -> TemplateSource | None:
     if fingerprint is None:
         return None
-    name = template_name(fingerprint)
+    name = built_in_name(fingerprint)
     if name is not None:
         return load_template(name, None)
     own = tokenizer.chat_template
-    if own is not None and xxhash.xxh3_128_hexdigest(own.encode()) == fingerprint:
-        return load_template(None, own)
-    return None
+    if own is None or TemplateSource("", own).fingerprint != fingerprint:
+        return None
+    return load_template(None, own)
 
 
 def _learned(tokenizer: Tokenizer, source: TemplateSource) -> tuple[dict[str, bytes], dict[str, bytes]]:

@@ -21,7 +21,6 @@ from penstock.rl.rollout import objects
 
 Ints = npt.NDArray[np.int64]
 _PER_TOKEN = ("input_ids", "attention_mask", "labels", "loss_mask", "position_ids")
-_ARRAYS = (*_PER_TOKEN, "document_ids", "cu_seqlens")
 _LENGTHS = ("prompt_length", "response_length")
 _DOCUMENTS = ("position_ids", "document_ids", "cu_seqlens")
 _GIVEN = ("old_log_probs", "ref_log_probs", "values", "token_scores")
@@ -101,9 +100,7 @@ class _DeferredBatch(TrainingBatch):
 
     def _arrays(self) -> dict[str, Array]:
         """Arrays that are made already."""
-        made = vars(self)
-        own = {key: made[key] for key in _ARRAYS if made.get(key) is not None}
-        return own | {key: value for key, value in self._others.items() if hasattr(value, "shape")}
+        return self._made()
 
     def _derived(self, name: str) -> Array | None:
         """Field that follows from the lengths; None if it was not asked for."""

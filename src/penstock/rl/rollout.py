@@ -257,9 +257,8 @@ def _ragged(batch: pa.RecordBatch, name: str, dtype: Any) -> Ragged:
     lists = batch[name]
     if lists.null_count or lists.values.null_count:
         raise SchemaError(f"column {name!r} has null in some rows, and not in others; it is not of to_record_batch")
-    offsets = lists.offsets.to_numpy().astype(np.int64)
-    values = lists.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
-    return Ragged(np.asarray(values, dtype), offsets - offsets[0])
+    rows = Ragged.of_lists(lists)
+    return Ragged(np.asarray(rows.values, dtype), rows.offsets)
 
 
 def _dumped_metadata(row: int, table: RolloutTable) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import orjson
 import pyarrow as pa
 
+from penstock.arrays.ragged import is_any_list
 from penstock.connections.delta import address, brief, open_table, require_deltalake, transaction_version
 from penstock.errors import ConfigError, ResumeError, SchemaError
 from penstock.files.filesystems import local_or_none, shown
@@ -403,6 +404,6 @@ def _plain_type(kind: pa.DataType) -> pa.DataType:
         return pa.map_(_plain_type(kind.key_type), _plain_type(kind.item_type))
     if pa.types.is_struct(kind):
         return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_any_list(kind):
         return pa.list_(kind.value_field.with_type(_plain_type(kind.value_type)))
     return _PLAIN.get(kind, kind)

@@ -13,6 +13,8 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from penstock.arrays.ragged import is_list
+from penstock.arrays.text import is_text
 from penstock.errors import ConfigError, SchemaError
 from penstock.files.atomic import AtomicFile, check_own_directory, remove_own_directory, sync_directory, write_atomic
 from penstock.files.filesystems import require_local
@@ -216,7 +218,7 @@ class _Column:
     def of(cls, field: pa.Field, name: str) -> _Column | None:
         """None for a type without an encoding."""
         kind, source = field.type, field.name
-        if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        if is_text(kind):
             return cls(source, name, "str", lambda column: [str(each).encode() for each in column.to_pylist()])
         if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
             return cls(source, name, "bytes", lambda column: column.to_pylist())
@@ -224,7 +226,7 @@ class _Column:
             dtype = np.dtype(kind.to_pandas_dtype())
             return cls(source, name, dtype.name, _scalars, dtype.itemsize)
         values = getattr(kind, "value_type", pa.null())
-        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        if not is_list(kind):
             return None
         if pa.types.is_boolean(values):
             return cls(source, name, "ndarray:uint8", lambda column: _arrays(column, name))

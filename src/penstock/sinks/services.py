@@ -6,16 +6,8 @@ import importlib
 from typing import Any
 
 from penstock.files.filesystems import scheme_of
-from penstock.files.listing import DATABASE_SCHEMES
+from penstock.files.listing import SERVICES
 from penstock.pipeline.stages import Sink
-
-_SINKS = {
-    **dict.fromkeys(DATABASE_SCHEMES, ("sql", "SqlSink")),
-    "nats": ("logs.nats", "NatsSink"),
-    "redis": ("logs.redis", "RedisStreamSink"),
-    "rediss": ("logs.redis", "RedisStreamSink"),
-    "kafka": ("logs.kafka", "KafkaSink"),
-}
 
 
 def open_service(url: str, **options: Any) -> Sink:
@@ -26,6 +18,6 @@ def open_service(url: str, **options: Any) -> Sink:
 
 def service_class(url: str) -> type[Any]:
     """The class of the sink for a URL."""
-    module, name = _SINKS[scheme_of(url)]
-    found: type[Any] = getattr(importlib.import_module(f"penstock.sinks.{module}"), name)
+    module, name = SERVICES[scheme_of(url)]
+    found: type[Any] = getattr(importlib.import_module(f"penstock.sinks.{module}"), f"{name}Sink")
     return found

@@ -6,16 +6,8 @@ import importlib
 from typing import Any
 
 from penstock.files.filesystems import scheme_of
-from penstock.files.listing import DATABASE_SCHEMES
+from penstock.files.listing import SERVICES
 from penstock.pipeline.stages import Source
-
-_SOURCES = {
-    **dict.fromkeys(DATABASE_SCHEMES, ("sql", "SqlSource")),
-    "nats": ("logs.nats", "NatsSource"),
-    "redis": ("logs.redis", "RedisStreamSource"),
-    "rediss": ("logs.redis", "RedisStreamSource"),
-    "kafka": ("logs.kafka", "KafkaSource"),
-}
 
 
 def open_service(url: str, **options: Any) -> Source:
@@ -26,6 +18,6 @@ def open_service(url: str, **options: Any) -> Source:
 
 def service_class(url: str) -> type[Any]:
     """The class of the source for a URL."""
-    module, name = _SOURCES[scheme_of(url)]
-    found: type[Any] = getattr(importlib.import_module(f"penstock.sources.{module}"), name)
+    module, name = SERVICES[scheme_of(url)]
+    found: type[Any] = getattr(importlib.import_module(f"penstock.sources.{module}"), f"{name}Source")
     return found

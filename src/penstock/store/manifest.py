@@ -19,6 +19,7 @@ import orjson
 import pyarrow as pa
 import xxhash
 
+from penstock.arrays.ragged import is_any_list
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import FileFingerprint
 from penstock.files.compression import inflate
@@ -267,8 +268,7 @@ def _is(value: Any, kind: Any, name: str) -> Any:
 
 def _is_list(schema: pa.Schema, name: str) -> bool:
     index = schema.get_field_index(name)
-    kinds = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return index >= 0 and any(is_kind(schema.field(index).type) for is_kind in kinds)
+    return index >= 0 and is_any_list(schema.field(index).type)
 
 
 def version_numbers(place: Path | StoreHome) -> list[int]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import is_any_list, offsets_of
 from penstock.errors import SchemaError
 from penstock.memory.views import compact
 from penstock.store.manifest import ShardEntry
@@ -86,7 +86,7 @@ class ShardWriter:
 def token_counts(column: pa.Array, name: str) -> npt.NDArray[np.int32]:
     """Number of tokens of each row; 0 for null."""
     kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not is_any_list(kind):
         raise SchemaError(f"the column of tokens must hold lists, and {name!r} is {kind}; pass tokens=, or tokens=None")
     counts = pc.fill_null(pc.list_value_length(column), 0)
     return np.ascontiguousarray(counts.to_numpy(zero_copy_only=False), "<i4")
@@ -94,7 +94,7 @@ def token_counts(column: pa.Array, name: str) -> npt.NDArray[np.int32]:
 
 def _count_true(column: pa.Array, name: str) -> int:
     kind = column.type
-    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+    if not is_any_list(kind):
         raise SchemaError(f"the mask must hold lists, and {name!r} is {kind}; pass mask=")
     values = column.flatten()
     if pa.types.is_boolean(values.type):
@@ -360,7 +360,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 def _odd(kind: pa.DataType) -> pa.DataType | None:
     """The part of a type that cannot be measured row by row, if there is one."""
     kind = _storage(kind)
-    if _is_list(kind) or pa.types.is_fixed_size_list(kind):
+    if is_any_list(kind):
         return _odd(kind.value_type)
     if pa.types.is_struct(kind) or pa.types.is_map(kind):
         parts = (kind.key_type, kind.item_type) if pa.types.is_map(kind) else tuple(field.type for field in kind)
@@ -383,10 +383,6 @@ def _is_text(kind: pa.DataType) -> bool:
         is_kind(kind)
         for is_kind in (pa.types.is_string, pa.types.is_binary, pa.types.is_large_string, pa.types.is_large_binary)
     )
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return pa.types.is_list(kind) or pa.types.is_large_list(kind)  # type: ignore[no-any-return]
 
 
 def _sizes(array: pa.Array) -> npt.NDArray[np.int64]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import is_list
 from penstock.errors import ConfigError, DataError
 from penstock.files.checksums import hash_file, is_settled
 from penstock.store.manifest import Manifest, ShardEntry
@@ -253,7 +254,7 @@ def damaged(path: Path | str, why: str, row: int = 0) -> DataError:
 def _getter(column: pa.Array) -> Getter:
     """Lists of numbers are views of the file; everything else becomes plain Python values."""
     kind = column.type
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if is_list(kind):
         values = _numbers(column.values)
         if values is not None:
             offsets = column.offsets.to_numpy()

@@ -7,7 +7,7 @@ were cut into batches, on threads, or on what was transformed before: the same r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -104,50 +104,53 @@ class Jitter(Transform):
         return f"Jitter({one_or_list(self.columns)}, scale={self.scale}, seed={self.seed})"
 
 
-class DropWords(Transform):
+class _TextNoise(Transform):
+    """Random change of the texts of a column, each place with the same probability."""
+
+    _name: ClassVar[str]
+
+    def __init__(self, column: str, probability: float, *, seed: int = 0, key: str | None = None) -> None:
+        (self.column,) = as_names([column])
+        self.probability = _as_probability(probability)
+        self.seed = as_seed(seed)
+        self.key = key
+
+    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        return self.augment(batch, 0)
+
+    def augment(self, batch: pa.RecordBatch, copy: int, /) -> pa.RecordBatch:
+        draws = Draws(row_keys(batch, self.key), self.seed, f"{self._name}/{self.column}/{copy}")
+        return rewrite(batch, [self.column], lambda text: self._changed(text, draws))
+
+    def _changed(self, text: pa.Array, draws: Draws) -> pa.Array:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{self._name}({self.column!r}, probability={self.probability}, seed={self.seed})"
+
+
+class DropWords(_TextNoise):
     """Leave out each word with this probability, together with the whitespace after it.
 
     A text that would lose all its words keeps one of them. Words are those of `str.split`. `key` as in `Jitter`.
     """
 
-    def __init__(self, column: str, probability: float, *, seed: int = 0, key: str | None = None) -> None:
-        (self.column,) = as_names([column])
-        self.probability = _as_probability(probability)
-        self.seed = as_seed(seed)
-        self.key = key
+    _name = "DropWords"
 
-    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return self.augment(batch, 0)
-
-    def augment(self, batch: pa.RecordBatch, copy: int, /) -> pa.RecordBatch:
-        draws = Draws(row_keys(batch, self.key), self.seed, f"DropWords/{self.column}/{copy}")
-        return rewrite(batch, [self.column], lambda text: _without_words(text, self.probability, draws))
-
-    def __repr__(self) -> str:
-        return f"DropWords({self.column!r}, probability={self.probability}, seed={self.seed})"
+    def _changed(self, text: pa.Array, draws: Draws) -> pa.Array:
+        return _without_words(text, self.probability, draws)
 
 
-class SwapChars(Transform):
+class SwapChars(_TextNoise):
     """Swap neighbouring characters of a word, each pair with this probability, as fast typing does.
 
     A character takes part in one swap at most; whitespace does not move. `key` as in `Jitter`.
     """
 
-    def __init__(self, column: str, probability: float, *, seed: int = 0, key: str | None = None) -> None:
-        (self.column,) = as_names([column])
-        self.probability = _as_probability(probability)
-        self.seed = as_seed(seed)
-        self.key = key
+    _name = "SwapChars"
 
-    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return self.augment(batch, 0)
-
-    def augment(self, batch: pa.RecordBatch, copy: int, /) -> pa.RecordBatch:
-        draws = Draws(row_keys(batch, self.key), self.seed, f"SwapChars/{self.column}/{copy}")
-        return rewrite(batch, [self.column], lambda text: _with_swaps(text, self.probability, draws))
-
-    def __repr__(self) -> str:
-        return f"SwapChars({self.column!r}, probability={self.probability}, seed={self.seed})"
+    def _changed(self, text: pa.Array, draws: Draws) -> pa.Array:
+        return _with_swaps(text, self.probability, draws)
 
 
 def row_keys(batch: pa.RecordBatch, key: str | None = None) -> Words:

@@ -15,13 +15,12 @@ from penstock.transforms.examples import DroppedExamples
 class Counts:
     """Counts by reason.
 
-    A pickled copy starts from nothing: what it counts in another process comes back by `drain` there and `add` here.
+    A pickled copy starts from nothing; what it counts in another process comes back by `end_attempt`, and `add` here.
     """
 
     def __init__(self) -> None:
         self._lock = renewed(threading.Lock())
         self._totals: Counter[str] = Counter()
-        self._undrained: Counter[str] = Counter()
         self._attempt = threading.local()
 
     def add(self, reasons: Mapping[str, int]) -> None:
@@ -34,7 +33,6 @@ class Counts:
             attempt.update(occurred)
         with self._lock:
             self._totals.update(occurred)
-            self._undrained.update(occurred)
 
     def begin_attempt(self) -> None:
         """Remember what this thread counts from here on, so that it can be taken back."""
@@ -52,15 +50,7 @@ class Counts:
         if attempt:
             with self._lock:
                 self._totals.subtract(attempt)
-                self._undrained.subtract(attempt)
-                self._totals, self._undrained = +self._totals, +self._undrained
-
-    def drain(self) -> dict[str, int]:
-        """Counts since the last drain."""
-        with self._lock:
-            drained = dict(self._undrained)
-            self._undrained.clear()
-        return drained
+                self._totals = +self._totals
 
     def totals(self) -> dict[str, int]:
         """Everything since the start, or since `clear`."""
@@ -70,7 +60,6 @@ class Counts:
     def clear(self) -> None:
         with self._lock:
             self._totals.clear()
-            self._undrained.clear()
 
     def __reduce__(self) -> tuple[type[Counts], tuple[()]]:
         return Counts, ()
@@ -97,16 +86,8 @@ class CountingTransform(Transform):
         """Rows of this batch that are kept with something changed, by reason."""
         self._changes.add(reasons)
 
-    def drain_counts(self) -> dict[str, int]:
-        """Rows left out since the last call, by reason."""
-        return self._counts.drain()
-
-    def drain_changes(self) -> dict[str, int]:
-        """Rows changed but kept since the last call, by reason."""
-        return self._changes.drain()
-
     def add_counts(self, dropped: Mapping[str, int], changed: Mapping[str, int] = MappingProxyType({})) -> None:
-        """Take over what a copy of this transform has drained, as if it had been counted here."""
+        """Take over what a copy of this transform has counted, as if it had been counted here."""
         self._counts.add(dropped)
         self._changes.add(changed)
 

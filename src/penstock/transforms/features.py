@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.arrays.exact_sums import UNIT, exact_sums
 from penstock.arrays.hashes import as_seed, hash64
-from penstock.arrays.text import flags, plain
+from penstock.arrays.text import flags, is_text, plain
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.pipeline.stages import Source, Transform
 from penstock.transforms.columns import as_names, brief, column, one_or_list, position, replace
@@ -490,7 +490,7 @@ class HashingEncoder(Transform):
 def _categorical(array: pa.Array, name: str) -> pa.Array:
     """A column of categories in one type per kind: large_string, int64 or bool."""
     given = plain(array)
-    if pa.types.is_string(given.type) or pa.types.is_large_string(given.type):
+    if is_text(given.type):
         return given.cast(pa.large_string())
     if pa.types.is_integer(given.type) and given.type != pa.uint64():
         return given.cast(pa.int64())

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
@@ -140,7 +139,7 @@ class Tokenize(CountingTransform):
         if self.into in kept.schema.names:
             raise SchemaError(f"column {self.into!r} already exists; pass another name with into=..., or drop it first")
         ids = self.tokenizer.encode(texts, parse_special=self.parse_special)
-        rows = self.cut.rows(_ragged(ids))
+        rows = self.cut.rows(Ragged.of_lists(ids))
         self.count(rows.dropped)
         self.count_kept(rows.changed)
         self.count_kept({TOKENS + reason: n for reason, n in rows.dropped_tokens.items()})
@@ -175,10 +174,3 @@ def _needed(token: int | None, kind: str, tokenizer: Tokenizer) -> int:
             f"load_tokenizer(..., {kind}='...'), one of {list(tokenizer.special.named)}"
         )
     return token
-
-
-def _ragged(ids: pa.ListArray) -> Ragged:
-    """View of lists without nulls."""
-    bounds = ids.offsets.to_numpy().astype(np.int64)
-    values = ids.values.to_numpy()
-    return Ragged(values[bounds[0] : bounds[-1]], bounds - bounds[0])

@@ -17,6 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock._suggest import check_options
+from penstock.arrays.ragged import is_list
 from penstock.errors import SchemaError
 from penstock.types.dtypes import (
     Shape,
@@ -134,7 +135,7 @@ def ragged_parts(array: pa.Array, allow_copy: bool = True) -> tuple[NumpyArray, 
     if is_tensor_storage(array.type):
         _refuse_nulls(array)
         array = array.field("data")
-    if not _is_list(array.type):
+    if not is_list(array.type):
         raise SchemaError(f"expected lists or variable-shape tensors, got {spelling_of(array.type)}")
     _refuse_nulls(array)
     # A writer may leave out the offsets of no rows at all, and pyarrow would read them all the same.
@@ -184,7 +185,7 @@ def _view(array: pa.Array, allow_copy: bool, at: str = "in row") -> NumpyArray:
         _refuse_nulls(array, at)
         inner = _view(array.flatten(), allow_copy, at="at value")
         return inner.reshape(len(array), kind.list_size, *inner.shape[1:])
-    if _is_list(kind):
+    if is_list(kind):
         return _scatter(array, _list_views(array, allow_copy))
     if _numpy_dtype(kind) is None:
         if not allow_copy:
@@ -251,11 +252,6 @@ def _null_count(array: pa.Array, at: str = "in row") -> str:
 
 def _rows_with_values(array: pa.Array) -> NumpyArray:
     return np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    """Lists that lie one after the other; those of a list view need not."""
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
 
 
 def _storage(value: Any) -> Any:

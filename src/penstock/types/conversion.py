@@ -15,7 +15,7 @@ import os
 import types
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePath
-from typing import Any, ClassVar, Literal, Protocol, Union, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -42,13 +42,6 @@ _WORDS: dict[Any, str] = {
 }
 _NEVER_PLAIN = (collections.abc.Callable, os.PathLike, pc.Expression, pa.DataType, pa.Schema)
 _NO = object()
-
-
-class PlainType(Protocol):
-    """Kind with its own conversion: `expected` is its name in messages, `from_plain` raises ValueError."""
-
-    expected: ClassVar[str]
-    from_plain: ClassVar[Callable[[Any], Any]]
 
 
 class Problems:

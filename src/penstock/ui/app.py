@@ -118,7 +118,7 @@ def _missing(request: Any) -> str:
 
 
 def _told(page: Page, request: Any, site: Site, *, part: bool) -> tuple[int, str]:
-    """Status and text of a page. What can go wrong with data is a page that says so, and the server goes on."""
+    """Status and text of a page. An error in data is a page that names it, and the server goes on."""
     try:
         return 200, page(request)
     except LookupError as error:

@@ -40,7 +40,7 @@ _MARK_ROWS = 2_000
 
 
 class FileRows:
-    """Rows of files of one format, each with its number in its file. Nothing is read but what is looked at.
+    """Rows of files of one format, each with its number in its file. Only rows that are shown or searched are read.
 
     Files in text are read from any place that was passed before, so that going back is as quick as going on. Types are
     those of the record itself: no scan of the whole file decides on them.

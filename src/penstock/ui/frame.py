@@ -89,11 +89,6 @@ def place_line(name: str, place: str) -> Html | None:
     return element("p", place, class_="lead") if place != name else None
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def badge(text: str, kind: str) -> Html:
     """A word that tells a state; `kind` is good, bad or plain."""
     return element("span", text, class_=f"badge {kind}")

@@ -84,7 +84,7 @@ class Access:
 
 
 class Guard:
-    """ASGI application around another one: nobody without the token gets through, and nothing but GET and HEAD."""
+    """ASGI application around another one, which lets only GET and HEAD with the token through."""
 
     def __init__(self, app: Application, access: Access) -> None:
         self._app, self._access = app, access

@@ -11,6 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.arrays.ragged import is_any_list, is_number
+from penstock.arrays.text import is_text
+
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 MOST_QUERY = 1_000
@@ -87,7 +90,7 @@ class Query:
 
     def _in_array(self, array: pa.Array) -> Mask:
         kind = array.type
-        if is_text(kind):
+        if _is_text(kind):
             data, offsets = joined(array)
             return self.in_spans(data, offsets)
         return _any_of_children(array, self._in_array)
@@ -121,10 +124,6 @@ def characters_in(batch: pa.RecordBatch) -> Ints:
     return total
 
 
-def is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
-
-
 def joined(array: pa.Array) -> tuple[bytes, Ints]:
     """Bytes of an array of text, joined, and the offsets of its values in them."""
     wide = array.cast(pa.large_string())
@@ -147,7 +146,7 @@ def _any_of_children(array: pa.Array, look: Any) -> Mask:
     elif pa.types.is_map(kind):
         parents, items = _map_items(array)
         found[parents[look(items)]] = True
-    elif _is_list(kind) and not _is_number(kind.value_type):
+    elif is_any_list(kind) and not is_number(kind.value_type):
         inner = look(array.flatten())
         parents = pc.list_parent_indices(array).to_numpy()
         found[parents[inner]] = True
@@ -157,14 +156,14 @@ def _any_of_children(array: pa.Array, look: Any) -> Mask:
 def _characters(array: pa.Array) -> Ints:
     kind = array.type
     total = np.zeros(len(array), np.int64)
-    if is_text(kind):
+    if _is_text(kind):
         return np.asarray(pc.fill_null(pc.utf8_length(array), 0).to_numpy(zero_copy_only=False), np.int64)
     if pa.types.is_dictionary(kind):
         return _characters(array.dictionary_decode())
     if pa.types.is_struct(kind):
         for field in array.flatten():
             total += _characters(field)
-    elif _is_list(kind) and not _is_number(kind.value_type):
+    elif is_any_list(kind) and not is_number(kind.value_type):
         np.add.at(total, pc.list_parent_indices(array).to_numpy(), _characters(array.flatten()))
     elif pa.types.is_map(kind):
         parents, items = _map_items(array)
@@ -179,9 +178,5 @@ def _map_items(array: pa.MapArray) -> tuple[Ints, pa.Array]:
     return np.repeat(np.arange(len(array)), np.diff(offsets)), items
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+def _is_text(kind: pa.DataType) -> bool:
+    return is_text(kind) or bool(pa.types.is_string_view(kind))

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock._amounts import counted
 from penstock.errors import ConfigError
 from penstock.html import Html, element, facts, note, table
 from penstock.html.charts import bar_chart
-from penstock.ui.frame import badge, counted, document, field_box, form, link, live, panel, place_line
+from penstock.ui.frame import badge, document, field_box, form, link, live, panel, place_line
 from penstock.ui.params import Params, read_number
 from penstock.ui.plans import OpenedPlan, StepView
 from penstock.ui.site import Site, same_place

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from penstock._amounts import format_seconds
 from penstock.fsqueue.status import MemberStatus, SplitStatus, Status
 from penstock.html import Html, element, facts, note, table
 from penstock.memory.budget import format_bytes
-from penstock.pipeline.report import format_seconds
 from penstock.ui.frame import badge, document, live, panel, place_line
 from penstock.ui.site import Site
 from penstock.ui.targets import Target

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from penstock._amounts import counted
 from penstock.html import Html, element, escape, facts, note, shown_number, visible
 from penstock.memory.budget import format_bytes
-from penstock.ui.frame import counted, document, field_box, form, link, place_line
+from penstock.ui.frame import document, field_box, form, link, place_line
 from penstock.ui.matches import MOST_QUERY, Query
 from penstock.ui.params import Params
 from penstock.ui.rows import PAGE_ROWS, Deadline, RowPage, RowPlace, RowSummary, RowTable

@@ -9,9 +9,10 @@ from urllib.parse import urlencode
 import numpy as np
 import orjson
 
+from penstock._amounts import counted
 from penstock.html import Html, element, escape, note, table
 from penstock.html.tokens import token_legend, token_view
-from penstock.ui.frame import counted, document, field_box, form, link, panel
+from penstock.ui.frame import document, field_box, form, link, panel
 from penstock.ui.matches import MOST_QUERY
 from penstock.ui.params import Params
 from penstock.ui.rows import Deadline, RowDetail, RowPlace, TokenPart

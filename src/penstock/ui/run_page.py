@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 
+from penstock._amounts import format_seconds
 from penstock.html import Html, element, facts, figure, note, shown_number, table
 from penstock.html.charts import bar_chart, histogram_bars, line_chart
 from penstock.memory.budget import format_bytes
 from penstock.metrics.readings import key_of, labels_of
-from penstock.pipeline.report import format_seconds
 from penstock.ui.frame import badge, document, live, panel, place_line
 from penstock.ui.runs import STATE_TEXTS, FollowedRun, MetricsReading, State
 from penstock.ui.site import Site

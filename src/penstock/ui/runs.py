@@ -204,7 +204,7 @@ def _number(value: Any) -> float:
 
 
 def _is_alive(pid: Any, started: Any) -> bool:
-    """True if the process of a run still is that process: the system gives numbers again."""
+    """True if the process of a run still runs: systems reuse process ids, so its start time is compared."""
     try:
         process = psutil.Process(int(pid))
         young = process.create_time() > _number(started) + 60.0

@@ -1,4 +1,4 @@
-"""Server of the web page: a free port, uvicorn, and an end that waits for nobody."""
+"""Server of the web page: a free port, uvicorn, and a shutdown that waits for no client."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ View = StoreRows | FileRows | PlanView | RunFile | QueueView
 
 
 class Site:
-    """Targets by number. Nothing is opened before somebody looks at it, and nothing else can be."""
+    """Targets by number. Each is opened when it is first looked at, and nothing else can be opened."""
 
     def __init__(self, targets: Sequence[Target], *, tokenizer: str | None = None, template: str | None = None) -> None:
         self.targets = list(targets)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import socket
 import subprocess
 import sys
 import time
@@ -105,12 +104,6 @@ def wait_until(true: Callable[[], bool], of: Sequence[Program], what: str, *, en
 def wait_for_end(of: Sequence[Program]) -> None:
     """Every program comes to its end by itself, and well."""
     wait_until(lambda: all(program.returncode == 0 for program in of), of, "should have ended", ends=True)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def write_chats(path: Path, count: int, seed: int = 0) -> Path:

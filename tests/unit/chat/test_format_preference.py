@@ -113,9 +113,9 @@ def test_truncation_keeps_one_prompt_and_an_answer_on_both_sides(
     rows = batch(*({"prompt": p, "chosen": c, "rejected": r, "n": n} for n, (p, c, r) in enumerate(texts)))
     whole = shape(keep="n").transform(rows).to_pylist()
     cutting = shape(max_length=most, truncation=policy, max_prompt_length=prompt_most, keep="n")
-    cutting.reset()
+    cutting.begin_attempt()
     made = cutting.transform(rows).to_pylist()
-    assert len(made) + sum(cutting.drain_counts().values()) == len(whole)
+    assert len(made) + sum(cutting.end_attempt()[0].values()) == len(whole)
     for row in made:
         before = whole[row["n"]]
         gone = before["prompt_length"] - row["prompt_length"]

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.forked_programs import ForkedProgram
+from tests.servers import free_ports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
 
@@ -93,17 +93,11 @@ if __name__ == "__main__":
 """
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def run_ranks(world: int, directory: Path) -> list[Any]:
     """Runs the program once for each rank, and returns what each found out."""
     script = directory / "program.py"
     script.write_text(PROGRAM)
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(world)}
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(world)}
     quiet = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
     errors = [directory / f"{rank}.err" for rank in range(world)]
     processes: list[ForkedProgram] = []

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.job_cases import Every
 from typer.testing import CliRunner
 
 import penstock
@@ -52,30 +53,6 @@ class Mean(Transform):
 
     def __repr__(self) -> str:
         return "Mean()"
-
-
-class Every(Transform):
-    """Every second row of all."""
-
-    def __init__(self) -> None:
-        self._at = 0
-
-    def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        keep = [(self._at + row) % 2 == 0 for row in range(batch.num_rows)]
-        self._at += batch.num_rows
-        return batch.filter(pa.array(keep, pa.bool_()))
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self._at}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._at = state["at"]
-
-    def reset(self) -> None:
-        self._at = 0
-
-    def __repr__(self) -> str:
-        return "Every()"
 
 
 STEPS: dict[str, Any] = {
@@ -254,7 +231,7 @@ def test_explain_says_where_types_are_found_and_transforms_fitted(tmp_path: Path
         "each split   fit of MinMaxScaler('n', range=(0, 1)): statistics of the splits are merged",
         "each split   MinMaxScaler('n', range=(0, 1))",
         "one place    fit of OrdinalEncoder('kind', unknown='error'), in a pass over all rows",
-        "one place    Every(), OrdinalEncoder('kind', unknown='error'): needs the rows in order",
+        "one place    Every(2), OrdinalEncoder('kind', unknown='error'): needs the rows in order",
         f"one place    {pipeline.sink!r}",
     ]
 

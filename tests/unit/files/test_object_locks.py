@@ -10,6 +10,7 @@ import threading
 import time
 
 import pytest
+from tests.waits import wait_for
 
 import penstock.files.object_lock as module
 from penstock.errors import ConfigError
@@ -31,13 +32,6 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_lives_here", lambda token: None)
     monkeypatch.setattr(module, "LEASE_SECONDS", 0.4)
     monkeypatch.setattr(module, "_PAUSE", 0.05)
-
-
-def wait_for(condition: object) -> None:
-    until = time.monotonic() + 30
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_a_lock_in_a_bucket_is_held_by_one_and_its_object_goes_with_it(s3_url: str) -> None:

@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.waits import wait_for
 
 from penstock.errors import (
     ConfigError,
@@ -69,13 +69,6 @@ def read_rows(path: Path, **options: Any) -> list[dict[str, Any]]:
 def ready(path: Path, split: str = "train") -> list[tuple[int, int]]:
     """(number, batches) of the files that wait."""
     return [(file.number, file.batches) for file in Queue.open(path).split(split).files() if file.owner is None]
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 30.0) -> None:
-    until = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < until, "it did not come to pass"
-        time.sleep(0.005)
 
 
 # -- what goes in comes out ------------------------------------------------------------------------------------------
@@ -385,7 +378,7 @@ def test_a_pipeline_that_waits_for_room_can_be_stopped(tmp_path: Path) -> None:
     sink = QueueSink(tmp_path / "q", batch_rows=1, batches_per_file=1, limits=Limits(2))
     pipeline = Pipeline(RowsSource(ROWS), [], sink)
     pipeline.start()
-    wait_until(lambda: (tmp_path / "q").exists() and len(ready(tmp_path / "q")) == 2)
+    wait_for(lambda: (tmp_path / "q").exists() and len(ready(tmp_path / "q")) == 2)
     pipeline.stop()
     assert len(ready(tmp_path / "q")) == 2
     assert list((tmp_path / "q" / "members").iterdir()) == []
@@ -444,7 +437,7 @@ def test_a_pipeline_that_reads_an_empty_queue_can_be_stopped(tmp_path: Path) -> 
     seen = MemorySink()
     pipeline = Pipeline(QueueSource(tmp_path / "q"), [], seen)
     pipeline.start()
-    wait_until(lambda: len(seen.rows()) == 40)
+    wait_for(lambda: len(seen.rows()) == 40)
     pipeline.stop()
     assert seen.rows() == ROWS
     assert list((tmp_path / "q" / "members").iterdir()) == []
@@ -622,7 +615,7 @@ def test_from_an_endless_queue_into_another_files_are_deleted_as_theirs_are_publ
     sink = QueueSink(tmp_path / "r", batch_rows=5, batches_per_file=1, end=False)
     pipeline = Pipeline(QueueSource(tmp_path / "q", order=order), [], sink)
     pipeline.start()
-    wait_until(lambda: not Queue.open(tmp_path / "q").split("train").files())
+    wait_for(lambda: not Queue.open(tmp_path / "q").split("train").files())
     pipeline.stop()
     with QueueSource(tmp_path / "r", order="strict", timeout_seconds=0.2) as source:
         again = [row for _ in range(8) for row in source.next_batch(5).to_pylist()]  # type: ignore[union-attr]

@@ -20,6 +20,7 @@ import psutil
 import pyarrow as pa
 import pytest
 from loopback_worker import LoopbackWorker
+from tests.waits import wait_for
 
 from penstock.batching.collate import BatchLayout
 from penstock.corpus.recipe import Recipe
@@ -91,13 +92,6 @@ def same(one: StreamStep, other: StreamStep) -> bool:
     return one.tokens == other.tokens and all(a.dtype == b.dtype and np.array_equal(a, b) for a, b in pairs)
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def corpus(tmp_path: Path) -> list[Path]:
     draw, paths = random.Random(2), []
@@ -149,7 +143,7 @@ def test_processes_make_the_batches_and_states_of_threads_and_survive_kills(
                 assert same(found, whole[number + 1])
         pids = [process.pid for process in (assembler, *children)]
     assert reader._budget.used == 0
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert all(same(a, b) for a, b in zip(kept, whole)), "batches outlive their reader"
 
 
@@ -414,7 +408,7 @@ def test_the_end_of_the_trainer_ends_its_processes_and_leaves_no_memory(
         trainer.stdin.flush()
         os.killpg(trainer.pid, end)  # as a terminal does
     _, complaints = trainer.communicate()  # until the last process with this pipe is gone
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     if end == signal.SIGKILL:
         assert not complaints
     else:

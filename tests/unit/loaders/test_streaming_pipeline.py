@@ -18,6 +18,7 @@ import mlx.core as mx
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.waits import wait_for
 
 from penstock.errors import ConfigError, DataError, ResumeError, StageError, StalledError
 from penstock.loaders import sample_stream
@@ -63,13 +64,6 @@ def own_threads(name: str = "penstock") -> list[threading.Thread]:
 
 def rows_of(pipeline: StreamingPipeline) -> list[int]:
     return [sample["row"] for sample in pipeline]
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.002)
 
 
 # -- the promised block, order, lifetimes --------------------------------------------------------------------------

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import gc
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waits import wait_for
 
 from lazy_modules import LazyModule
 from penstock.errors import ConfigError, PenstockError, PoolFullError
@@ -37,13 +37,6 @@ def nothing_is_left() -> Iterator[None]:
     yield
     wait_for(lambda: not [thread for thread in threading.enumerate() if thread.name == "penstock-tensors"])
     assert mx.set_cache_limit(before) == 64 * MIB, "the limit of MLX is not what it was"
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.002)
 
 
 def address(tensor: Any) -> int:

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waits import wait_for
 
 from penstock.errors import StalledError
 from penstock.memory.budget import MemoryBudget, Reservation, format_bytes, parse_bytes
@@ -23,18 +23,11 @@ def threads() -> Iterator[ThreadPoolExecutor]:
         yield pool
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.001)
-
-
 def queue_up(threads: ThreadPoolExecutor, budget: MemoryBudget, nbytes: int, owner: str = "") -> Future[Reservation]:
     """A reservation that has to wait, once it does."""
     before = len(budget._queue)
     future = threads.submit(budget.reserve, nbytes, owner, timeout_seconds=LONG)
-    until(lambda: len(budget._queue) == before + 1)
+    wait_for(lambda: len(budget._queue) == before + 1)
     return future
 
 
@@ -150,7 +143,7 @@ def test_a_waiter_that_gave_up_does_not_block_the_next(threads: ThreadPoolExecut
     budget = MemoryBudget(100)
     first = budget.reserve(60)
     impatient = threads.submit(budget.reserve, 90, timeout_seconds=0.05)
-    until(lambda: len(budget._queue) == 1 or impatient.done())
+    wait_for(lambda: len(budget._queue) == 1 or impatient.done())
     patient = threads.submit(budget.reserve, 40, timeout_seconds=LONG)
     with pytest.raises(StalledError):
         impatient.result(LONG)

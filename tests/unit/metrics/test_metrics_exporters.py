@@ -10,16 +10,17 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.servers import free_ports
+from tests.waits import wait_for
 
 from penstock import Pipeline, PretrainDataLoader
 from penstock.errors import ConfigError, StageError
@@ -47,26 +48,12 @@ def export(target: Any, readings: dict[str, float] = READINGS, **options: Any) -
     config.watch("loader", "train", lambda: readings, rank=2).end()
 
 
-def wait_for(what: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < deadline, "waited too long"
-        time.sleep(0.02)
-    return found
-
-
 def fetch(port: int) -> str:
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             return str(answer.read().decode())
     except urllib.error.URLError:
         return ""
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 # Targets
@@ -221,7 +208,7 @@ def dead_targets(tmp_path: Path) -> dict[str, Any]:
     return {
         "none": None,
         "exporter": Broken(),
-        "collector that is down": f"otlp://127.0.0.1:{free_port()}?traces=1",
+        "collector that is down": f"otlp://127.0.0.1:{free_ports(1)[0]}?traces=1",
         "directory that is a file": str(tmp_path / "a file" / "m.jsonl"),
         "full disk": "/dev/full",
         "address of another machine": "prometheus://192.0.2.1:9464",
@@ -302,7 +289,7 @@ def test_metrics_that_cannot_be_read_are_said_once(caplog: pytest.LogCaptureFixt
 def test_prometheus_reads_the_last_readings_with_labels_of_the_process() -> None:
     from prometheus_client.parser import text_string_to_metric_families
 
-    port = free_port()
+    port = free_ports(1)[0]
     watch = MetricsConfig(f"prometheus://:{port}", job="job-1").watch("loader", "train", lambda: READINGS, rank=2)
     text = wait_for(lambda: (found := fetch(port)) and "tokens" in found and found)
     families = {each.name: each for each in text_string_to_metric_families(text)}
@@ -318,7 +305,7 @@ def test_prometheus_reads_the_last_readings_with_labels_of_the_process() -> None
 
 
 def test_two_loaders_of_a_process_share_a_server_and_have_series_of_their_own() -> None:
-    port = free_port()
+    port = free_ports(1)[0]
     config = MetricsConfig(f"prometheus://127.0.0.1:{port}")
     first = config.watch("loader", "train", lambda: {"penstock_loader_epoch": 1})
     second = config.watch("loader", "train", lambda: {"penstock_loader_epoch": 2})

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from penstock._amounts import format_seconds
 from penstock.observe import Extent, LineProgress, LiveProgress, pipeline_progress, progress_on
 from penstock.pipeline import Pipeline
-from penstock.pipeline.report import format_seconds
 from penstock.sinks import MemorySink
 from penstock.sources import MemorySource
 

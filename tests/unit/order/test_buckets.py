@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.length_tables import Lengths
 
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
@@ -21,28 +21,17 @@ from penstock.order.samples import Samples
 Ints = npt.NDArray[np.int64]
 
 
-@dataclass
-class Lengths:
-    each: list[int]
-
-    @property
-    def rows(self) -> int:
-        return len(self.each)
+class Padded(Lengths):
+    """A table that is never empty, even if all its rows are."""
 
     @property
     def tokens(self) -> int:
-        return max(sum(self.each), 1)
-
-    def lengths(self, rows: npt.ArrayLike) -> Ints:
-        return np.array(self.each, np.int64)[np.asarray(rows)]
-
-    def find_tokens(self, positions: npt.ArrayLike) -> tuple[Ints, Ints]:
-        raise NotImplementedError
+        return max(super().tokens, 1)
 
 
 def order_of(lengths: list[int], size: int, **more: Any) -> BucketOrder:
     options: dict[str, Any] = {"shuffle": True, "seed": 0, "window_batches": 4, **more}
-    return BucketOrder(Lengths(lengths), options.pop("fit", Truncation(max_length=None)), size=size, **options)
+    return BucketOrder(Padded(lengths), options.pop("fit", Truncation(max_length=None)), size=size, **options)
 
 
 def whole(order: BucketOrder, epoch: int) -> Samples:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.length_tables import Lengths
 
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError, DataError
@@ -21,29 +19,6 @@ from penstock.order.sample_orders import (
     RowOrder,
 )
 from penstock.order.samples import Samples
-
-
-@dataclass
-class Lengths:
-    """A table of rows that are nothing but their lengths."""
-
-    each: list[int]
-
-    @property
-    def rows(self) -> int:
-        return len(self.each)
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.each)
-
-    def lengths(self, rows: object) -> np.ndarray:
-        return np.array(self.each, np.int64)[np.asarray(rows)]
-
-    def find_tokens(self, positions: object) -> tuple[np.ndarray, np.ndarray]:
-        flat = [(row, token) for row, length in enumerate(self.each) for token in range(length)]
-        found = [flat[position] for position in np.asarray(positions)]
-        return np.array([row for row, _ in found]), np.array([token for _, token in found])
 
 
 def whole(order: Order, epoch: int = 0) -> Samples:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.length_tables import Lengths
 
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ConfigError
@@ -20,32 +21,6 @@ from penstock.order.schedules import Schedule
 from penstock.order.steps import MixedSteps, next_epoch
 
 KINDS = ("rows", "concat", "packed", "fitted")
-
-
-@dataclass
-class Lengths:
-    """Rows that are nothing but their lengths."""
-
-    each: list[int]
-    flat: list[tuple[int, int]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.flat = [(row, token) for row, length in enumerate(self.each) for token in range(length)]
-
-    @property
-    def rows(self) -> int:
-        return len(self.each)
-
-    @property
-    def tokens(self) -> int:
-        return len(self.flat)
-
-    def lengths(self, rows: Any) -> Any:
-        return np.array(self.each, np.int64)[np.asarray(rows)]
-
-    def find_tokens(self, positions: Any) -> tuple[Any, Any]:
-        found = [self.flat[position] for position in np.asarray(positions)]
-        return np.array([row for row, _ in found]), np.array([token for _, token in found])
 
 
 def make_order(kind: str, lengths: list[int], seed: int = 0, name: str = "a", *, shuffle: bool = True) -> Order:

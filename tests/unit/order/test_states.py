@@ -5,13 +5,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.length_tables import Lengths
 
 from penstock.arrays.truncation import Truncation
 from penstock.errors import ResumeError
@@ -21,25 +21,6 @@ from penstock.order.sample_orders import PackedOrder, RowOrder
 from penstock.order.schedules import Schedule
 from penstock.order.states import from_state, to_state
 from penstock.order.steps import next_epoch
-
-
-@dataclass
-class Lengths:
-    each: list[int]
-
-    @property
-    def rows(self) -> int:
-        return len(self.each)
-
-    @property
-    def tokens(self) -> int:
-        return sum(self.each)
-
-    def lengths(self, rows: Any) -> Any:
-        return np.array(self.each, np.int64)[np.asarray(rows)]
-
-    def find_tokens(self, positions: Any) -> tuple[Any, Any]:
-        raise NotImplementedError
 
 
 def source(name: str, rows: int, *, packed: bool = False) -> PlanSource:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waits import wait_for
 
 from penstock.memory import MemoryBudget
 from penstock.pipeline.buffers import Buffers, Parcel
@@ -16,13 +17,6 @@ from penstock.pipeline.buffers import Buffers, Parcel
 
 def parcel(budget: MemoryBudget, number: int, nbytes: int = 10) -> Parcel:
     return Parcel(number, None, None, None, budget.reserve(nbytes), time.monotonic())
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.001)
 
 
 def drain(buffers: Buffers, budget: MemoryBudget) -> list[int]:
@@ -130,7 +124,7 @@ def test_cancelling_wakes_everybody_and_gives_the_memory_back() -> None:
     ]
     for thread in threads:
         thread.start()
-    until(lambda: buffers.waiting_consumer)
+    wait_for(lambda: buffers.waiting_consumer)
     buffers.cancel()
     for thread in threads:
         thread.join(10)

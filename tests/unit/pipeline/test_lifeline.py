@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
+from tests.waits import wait_for
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the signal of a closed pipe is one of Linux")
 
@@ -51,13 +50,13 @@ def test_a_worker_stuck_in_c_code_ends_with_its_killed_parent(kind: str, tmp_pat
     place = tmp_path / "pid"
     parent = subprocess.Popen([sys.executable, "-c", HOLD.format(pid=str(place)) + kind])
     try:
-        _until(lambda: place.exists() or parent.poll() is not None)
+        wait_for(lambda: place.exists() or parent.poll() is not None)
         worker = psutil.Process(int(place.read_text()))
     finally:
         parent.kill()
         parent.wait()
     try:
-        _until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+        wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
     finally:
         if worker.is_running():
             worker.kill()
@@ -70,19 +69,12 @@ def test_a_forked_process_does_not_keep_the_workers_of_its_killed_parent_alive(t
     script = HOLD.format(pid=str(place)) + ARRAYS.replace("worker.receive()", fork + "worker.receive()")
     parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
     try:
-        _until(lambda: place.exists() or parent.poll() is not None)
+        wait_for(lambda: place.exists() or parent.poll() is not None)
         worker = psutil.Process(int(place.read_text()))
         parent.kill()
         parent.wait()
-        _until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+        wait_for(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
     finally:
         parent.kill()
         parent.wait()
         os.killpg(parent.pid, 9)
-
-
-def _until(done: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)

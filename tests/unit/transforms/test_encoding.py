@@ -93,8 +93,9 @@ def test_a_value_not_seen_in_the_fit_is_an_error_unless_told_otherwise() -> None
     with pytest.raises(DataError, match=message + "unknown=-1"):
         OrdinalEncoder("x").fit(seen).transform(new)
     lenient = OneHotEncoder("x", unknown="ignore").fit(seen)
+    lenient.begin_attempt()
     assert lenient.transform(new).to_pydict() == {"x=a": [0, None, 0, 0], "x=b": [1, None, 0, 0]}
-    assert lenient.drain_changes() == {"x: unknown category, row kept": 2}
+    assert lenient.end_attempt() == ({}, {"x: unknown category, row kept": 2})
     ordinal = OrdinalEncoder("x", unknown=-7).fit(seen)
     assert ordinal.transform(new).column("x").to_pylist() == [1, None, -7, -7]
     assert ordinal.counts == {"x: unknown category, row kept": 2}

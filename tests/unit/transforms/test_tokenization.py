@@ -152,13 +152,15 @@ def test_pieces_of_a_split_document_put_together_are_the_document(text: str, mos
 def test_what_is_left_out_is_counted_by_reason_in_rows_and_tokens() -> None:
     batch = batch_of(["a" * 10, "b" * 3, "c" * 12])
     dropping = Tokenize("byte", max_length=5, truncation="drop", min_length=4)
+    dropping.begin_attempt()
     assert ids_of(dropping.transform(batch)) == []
-    assert dropping.drain_counts() == {"longer than 5 tokens": 2, "shorter than 4 tokens": 1}
+    assert dropping.end_attempt()[0] == {"longer than 5 tokens": 2, "shorter than 4 tokens": 1}
     assert dropping.dropped_tokens == {"in rows longer than 5 tokens": 22, "in rows shorter than 4 tokens": 3}
     cutting = Tokenize("byte", max_length=5, truncation="right")
+    cutting.begin_attempt()
     cutting.transform(batch)
     assert cutting.counts == {"cut to 5 tokens": 2, "tokens left out: cut off on the right": 12}
-    assert cutting.drain_counts() == {}, "no row was dropped"
+    assert cutting.end_attempt()[0] == {}, "no row was dropped"
     cutting.reset()
     assert cutting.dropped_tokens == {}
     splitting = Tokenize("byte", max_length=5, truncation="split")

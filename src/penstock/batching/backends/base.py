@@ -26,7 +26,6 @@ from penstock.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from penstock.batching.backends.operations import ArrayOperations
     from penstock.batching.collate import CompactBatch
-    from penstock.batching.fields import DeferredFields
 
 # Arrays and devices of a framework: their types cannot be named without importing it.
 Array = Any
@@ -54,6 +53,28 @@ class PendingCopy(Protocol):
 
     def wait(self) -> None:
         """Order the calling thread's next uses of the arrays after their copies; the thread itself does not wait."""
+        ...
+
+
+class DeferredFields(Protocol):
+    """Lazy fields of a batch. Each is computed when it is first read, and shares no memory with the others."""
+
+    names: frozenset[str]
+    backend: Backend
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the fields are made from."""
+        ...
+
+    def make(self, name: str) -> Array | int: ...
+
+    def receive(self) -> None:
+        """The current stream of this thread is the one that will use the fields."""
+        ...
+
+    def to(self, device: Device) -> DeferredFields | None:
+        """The same fields, to be made on another device; None if they have to be made first."""
         ...
 
 

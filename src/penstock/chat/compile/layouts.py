@@ -16,7 +16,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrays.text import plain
+from penstock.arrays.ragged import is_list
+from penstock.arrays.text import is_text, plain
 from penstock.chat.formats import is_json_text
 from penstock.chat.masks import NO_PROMPT, Ints, Spans, as_texts
 from penstock.chat.messages import FLAGS, ROLES, SAID, SPEAKER, Conversation, role_of
@@ -236,7 +237,7 @@ def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
     if len(there) != 1:
         return None
     lists = plain(batch.column(there[0]))
-    if not (pa.types.is_list(lists.type) or pa.types.is_large_list(lists.type)):
+    if not is_list(lists.type):
         return None
     messages = lists.flatten()
     if not pa.types.is_struct(messages.type):
@@ -249,7 +250,7 @@ def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
     said = [fields.pop(key) for key in SAID if key in fields]
     if len(speakers) != 1 or len(said) != 1 or len(fields) + 2 != messages.type.num_fields:
         return None
-    if not (_is_text(speakers[0].type) and _is_text(said[0].type)):
+    if not (is_text(speakers[0].type) and is_text(said[0].type)):
         return None
     codes = _role_codes(speakers[0])
     for field in (said[0], messages):
@@ -296,10 +297,6 @@ def _flat(contents: pa.Array, bounds: Ints, kinds: list[bytes | None]) -> Flat:
         contents = contents.cast(pa.large_string())
     lengths = pc.binary_length(contents).to_numpy().astype(np.int64)
     return Flat(contents, lengths, says(contents, lengths), bounds, kinds)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _role_codes(speakers: pa.Array) -> npt.NDArray[np.uint8]:

@@ -27,11 +27,11 @@ from penstock.loaders.samples.layout import (
     SampleLayout,
     assemble,
     blank,
-    converter_of,
     count_labels,
 )
 from penstock.loaders.samples.schema import IGNORE
 from penstock.order.plan import Step
+from penstock.order.samples import count_up_to
 
 Ints = npt.NDArray[np.int64]
 
@@ -113,10 +113,10 @@ class SampleCollator:
                 wanted.append(micro.step.samples.rows if counts else micro.mine)
                 first = steps[id(micro.step)] = begun
                 begun += len(wanted[-1])
-            places.append(first + (_within(micro.step.samples.rows, micro.mine) if counts else _counted(micro.size)))
+            places.append(first + (_within(micro.step.samples.rows, micro.mine) if counts else count_up_to(micro.size)))
         columns = self._fetch(join_ints(wanted))
         items = [
-            self.labels.by_token(micro.step, columns, steps[id(micro.step)] + _counted(len(micro.step.samples.rows)))
+            self.labels.by_token(micro.step, columns, steps[id(micro.step)] + count_up_to(len(micro.step.samples.rows)))
             if self.labels.counts_step(micro)
             else None
             for micro in micros
@@ -175,7 +175,7 @@ class SampleCollator:
                 together = assemble(columns, picked, epoch, layout)
             if stages is not None:
                 stages.add("collate", stages.clock() - begun)
-            convert = converter_of(self._backend, together.values())
+            convert = self._backend.converter(together.values())
             parts = [(name, value, name in by_token) for name, value in together.items()]
             for number in range(first, last):
                 micro, start, stop, width = micros[number], begins[number], begins[number + 1], widths[number]
@@ -255,13 +255,13 @@ class SampleCollator:
             "sources": step.names,
             "source": _zeros(size),
             "row": rows,
-            "sample": _counted(size),
+            "sample": count_up_to(size),
         }
         for name, cells in columns.metadata.items():
             metadata[_metadata_key(name)] = cells.take(at) if size else []
         if arrays is None:
             empty = blank(columns, width, self.layout)
-            convert = converter_of(self._backend, empty.values())
+            convert = self._backend.converter(empty.values())
             arrays = {name: convert(value) for name, value in empty.items()}
             metadata["blank"] = True
         if lost is not None:
@@ -323,13 +323,6 @@ def _within(rows: Ints, some: Ints) -> Ints:
 def _metadata_key(name: str) -> str:
     """Metadata key of a field; fields with the name of one of our keys get a prefix."""
     return f"sample_{name}" if name in _OWN else name
-
-
-@lru_cache(maxsize=64)
-def _counted(count: int) -> Ints:
-    numbers = np.arange(count)
-    numbers.flags.writeable = False
-    return numbers
 
 
 @lru_cache(maxsize=64)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import is_any_list, offsets_of
 from penstock.errors import DataError, SchemaError
 from penstock.loaders.samples.schema import (
     IGNORE,
@@ -472,7 +472,7 @@ def _first_cell(column: pa.ChunkedArray) -> Any:
 
 def _leaf(kind: pa.DataType) -> pa.DataType:
     """Type of the numbers of a column, in nested lists too."""
-    while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+    while is_any_list(kind):
         kind = kind.value_type
     return kind
 
@@ -492,8 +492,7 @@ def _check_no_nulls(name: str, column: pa.ChunkedArray, kind: FieldKind) -> None
 def _lists_of(name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Column of lists of integers, or an error."""
     kind = column.type
-    listed = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not listed or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+    if not is_any_list(kind) or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
         raise SchemaError(f"the column {name} is {kind}, expected lists of integers, such as list<int32>")
     return column
 

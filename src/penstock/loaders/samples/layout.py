@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -10,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.arrays.truncation import Truncation
-from penstock.batching.backends import Backend, batch_dtype, get_backend
+from penstock.batching.backends import batch_dtype, get_backend
 from penstock.batching.backends.base import exactly
 from penstock.batching.batch import NO_FIELDS, TrainingBatch
 from penstock.errors import DataError
@@ -165,15 +164,6 @@ def _as(name: str, found: npt.NDArray[Any], dtype: np.dtype[Any], rows: Ints) ->
 
 
 _FIELDS = set(NO_FIELDS)
-
-
-def converter_of(backend: Backend, arrays: Iterable[npt.NDArray[Any]]) -> Callable[[npt.NDArray[Any]], Any]:
-    """Function that converts slices of these arrays, which have the dtypes of the framework."""
-    if backend.name == "mlx":
-        quick: Callable[[npt.NDArray[Any]], Any] = backend.converter(arrays)
-        return quick
-    convert = backend.from_numpy
-    return lambda array: convert(np.ascontiguousarray(array))
 
 
 class SampleBatch(TrainingBatch):

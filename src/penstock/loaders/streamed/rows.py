@@ -70,13 +70,8 @@ class TokenRows:
     @classmethod
     def of(cls, tokens: pa.ListArray, mask: pa.ListArray | None, blocks: Ints, places: Ints) -> TokenRows:
         """Rows of Arrow columns of lists."""
-        offsets = np.asarray(tokens.offsets.to_numpy(), np.int64)
-        values = tokens.values.to_numpy(zero_copy_only=False)[offsets[0] : offsets[-1]]
-        supervised = None
-        if mask is not None:
-            flags = mask.values.slice(mask.offsets[0].as_py(), len(values))
-            supervised = np.asarray(flags.to_numpy(zero_copy_only=False)).astype(np.bool_, copy=False)
-        return cls(Ragged(values, offsets - offsets[0]), supervised, blocks, places)
+        supervised = None if mask is None else Ragged.of_lists(mask).values.astype(np.bool_, copy=False)
+        return cls(Ragged.of_lists(tokens), supervised, blocks, places)
 
     @classmethod
     def concat(cls, parts: Sequence[TokenRows]) -> TokenRows:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.ragged import is_list
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StageError
 from penstock.files.filesystems import require_local
@@ -292,7 +293,7 @@ class _InputRows:
 
 def _plain(column: Any) -> Any:
     """A column of lists with offsets, of fixed-size lists too."""
-    if column is None or pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
+    if column is None or is_list(column.type):
         return column
     return cast(Any, column.cast(pa.large_list(column.type.value_type)))
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.arrays.ragged import Ragged, offsets_of
+from penstock.arrays.ragged import Ragged, is_any_list, is_number, offsets_of
 from penstock.arrays.text import plain
 from penstock.chat.formats import reader
 from penstock.errors import ConfigError, DataError, SchemaError
@@ -208,7 +208,7 @@ def as_numbers(column: Column) -> NumberColumn:
     if isinstance(column, pa.ChunkedArray):
         if pa.types.is_null(column.type):
             return NumberColumn(np.full(len(column), np.nan), none, str)
-        if _is_number(column.type):
+        if is_number(column.type):
             values = column.cast(pa.float64(), safe=False).fill_null(float("nan")).combine_chunks()
             return NumberColumn(_array(values).astype(np.float64), none, str)
         column = as_objects(column)
@@ -227,7 +227,7 @@ def as_numbers(column: Column) -> NumberColumn:
 def as_objects(column: Column) -> list[Any]:
     """Python objects, one a row. Lists of numbers are NumPy arrays."""
     if isinstance(column, pa.ChunkedArray):
-        if _is_list(column.type) and _is_number(column.type.value_type):
+        if _is_list(column.type) and is_number(column.type.value_type):
             return [cell for chunk in column.chunks for cell in _views(chunk)]
         return [cell for chunk in column.chunks for cell in plain(chunk).to_pylist()]
     if isinstance(column, np.ndarray) and column.ndim == 1:
@@ -378,7 +378,7 @@ def _from_arrow(chunk: pa.Array, kind: Kind) -> ListColumn:
     odd = np.empty(0, np.int64)
     if not len(values):
         return ListColumn(Ragged(nothing.values, offsets), missing, odd, str)
-    if not _is_number(values.type) or np.dtype(values.type.to_pandas_dtype()).kind not in KINDS[kind]:
+    if not is_number(values.type) or np.dtype(values.type.to_pandas_dtype()).kind not in KINDS[kind]:
         odd = np.flatnonzero(np.diff(offsets))
         return ListColumn(nothing, missing, odd, lambda row: f"{chunk.type}: {reprlib.repr(chunk[row].as_py())}")
     if values.null_count and kind == "floats":
@@ -410,15 +410,8 @@ def _array(values: pa.Array | pa.ChunkedArray) -> npt.NDArray[Any]:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    tests = (
-        *(pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list),
-        *(pa.types.is_list_view, pa.types.is_large_list_view),
-    )
-    return any(test(kind) for test in tests) or isinstance(kind, pa.FixedShapeTensorType)
-
-
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind))
+    views = pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind)
+    return is_any_list(kind) or bool(views) or isinstance(kind, pa.FixedShapeTensorType)
 
 
 # -- data in any form --------------------------------------------------------------------------------------------------

@@ -176,15 +176,8 @@ def _context(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _encoded(texts: list[str], tokenizer: Tokenizer, rule: TextRule) -> Ragged:
-    return _ragged(
-        tokenizer.encode(pa.array(texts, pa.large_string()).cast(pa.string()), parse_special=rule.parse_special)
-    )
-
-
-def _ragged(lists: pa.Array) -> Ragged:
-    offsets = lists.offsets.to_numpy().astype(np.int64)
-    values = lists.values.to_numpy(zero_copy_only=False)
-    return Ragged(values[offsets[0] : offsets[-1]], offsets - offsets[0])
+    column = pa.array(texts, pa.large_string()).cast(pa.string())
+    return Ragged.of_lists(tokenizer.encode(column, parse_special=rule.parse_special))
 
 
 def _with_special(ids: Ragged, tokenizer: Tokenizer, name: Literal["bos", "eos"], skip: Flags | None = None) -> Ragged:
@@ -238,7 +231,7 @@ def _rendered(
         if not problems:
             raise
         return None
-    return _ragged(made["input_ids"]), _ragged(made["loss_mask"])
+    return Ragged.of_lists(made["input_ids"]), Ragged.of_lists(made["loss_mask"])
 
 
 def _json(value: Any, arrow: bool) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arrays.ragged import Ragged, offsets_of
+from penstock.arrays.ragged import Ragged, is_list, offsets_of
 from penstock.arrays.text import plain
 from penstock.rl.column_aliases import DIALECTS, ColumnFields, similar_names
 from penstock.rl.read.columns import (
@@ -364,7 +364,7 @@ def _split_turns(column: Column, problems: RolloutProblems) -> _Turns | None:
     if isinstance(column, pa.ChunkedArray):
         array = plain(column.combine_chunks() if column.num_chunks != 1 else column.chunk(0))
         kind = array.type
-        if (pa.types.is_list(kind) or pa.types.is_large_list(kind)) and pa.types.is_struct(kind.value_type):
+        if is_list(kind) and pa.types.is_struct(kind.value_type):
             lengths = np.asarray(array.value_lengths().fill_null(0).to_numpy(zero_copy_only=False), np.int64)
             parts = enumerate(array.flatten().flatten())
             return _Turns(

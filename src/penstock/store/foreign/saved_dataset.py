@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from penstock.arrays.ragged import is_any_list
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.store.foreign.base import ForeignOptions, check_ids, content_mark
 from penstock.store.shards import ShardStamp
@@ -34,8 +35,7 @@ _INDICES = ("_indices_data_files", "_indices_files")
 
 def is_token_list(kind: pa.DataType) -> bool:
     """True for a column of lists of integers."""
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    return bool(lists and pa.types.is_integer(kind.value_type))
+    return is_any_list(kind) and bool(pa.types.is_integer(kind.value_type))
 
 
 def token_column(schema: pa.Schema, wanted: str | None = None) -> str | None:
