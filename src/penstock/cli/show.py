@@ -71,8 +71,8 @@ def show(
         sequences = _from_store(local, row, tokenizer)
     elif is_bucket_store(data):
         sequences = _from_store(data, row, tokenizer)
-    elif data.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{data} describes a loader; pass --step N")
+    elif shown_place(data).endswith((".yaml", ".yml")):
+        raise ConfigError(f"{shown_place(data)} describes a loader; pass --step N")
     elif tokenizer is None:
         raise ConfigError("a file has no tokens yet: pass --tokenizer")
     else:
