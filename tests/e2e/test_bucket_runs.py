@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import tokenizers
-from tests.buckets import download, names_in
+from tests.buckets import download, names_in, upload
 from tests.servers import ACCESS_KEY, KILLS, SECRET_KEY, Proxy, S3Server, environment_of
 from typer.testing import CliRunner
 
@@ -25,6 +25,8 @@ from penstock.chat.templates import load_template
 from penstock.cli.main import app
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
+from penstock.datasets import TitanicDataset, make_titanic
+from penstock.datasets.titanic import titanic_spec
 from penstock.errors import ConfigError, ResumeError, StageError
 from penstock.files import objects
 from penstock.files.objects import open_bucket
@@ -32,8 +34,10 @@ from penstock.pipeline.checkpoint import load_checkpoint
 from penstock.sinks import JsonlSink, ParquetSink, StoreSink
 from penstock.sources import JsonlSource, MemorySource, StoreSource, open_source
 from penstock.store import open_store
+from penstock.templates import SentenceTemplate, TextTemplateEngine
 from penstock.testing import RowsSource
 from penstock.tokenizers.load import load_tokenizer
+from penstock.transforms.tokenization import CharTokenizer
 
 ROWS = [{"n": number, "text": f"row {number} " * (number % 9)} for number in range(600)]
 EVERY = PipelineConfig(checkpoint_seconds=0, batch_rows=50, workers=1)
@@ -274,6 +278,7 @@ def test_no_secret_is_written_anywhere(
     pipeline = Pipeline(JsonlSource(rows_file), [], JsonlSink(at("out.jsonl")), config)
     report = pipeline.run(at("kept"))
     Pipeline(JsonlSource(rows_file), [], StoreSink(at("y.store"), tokens=None), config).run(at("kept2"))
+    open_bucket(at("in.jsonl"))[0].write(f"{path}/in.jsonl", b'{"text": "a"}\n')
     prepared = prepare(rows_file, at("x.store"), Recipe(tokenizer="byte"), config=PipelineConfig(on_error="skip"))
     shown = [str(pipeline), repr(pipeline.sink), str(report), json.dumps(report.to_dict()), repr(prepared.path)]
     Path(tmp_path / "run.yaml").write_text(
@@ -284,13 +289,32 @@ def test_no_secret_is_written_anywhere(
         result = CliRunner().invoke(app, ["run", str(tmp_path / "run.yaml"), *more])
         assert result.exit_code == 0, result.output
         shown.append(result.output)
+    (tmp_path / "loader.yaml").write_text(
+        "loader: mixed\nchunk_size: 8\nbatch_size: 2\n"
+        f"sources:\n  a: {{path: '{at('x.store')}'}}\n  b: ['{at('x.store')}']\n"
+    )
+    page, url = at("page.html"), f"s3://{host}/{path}/x.store{query}&access_key_id={key}&secret_access_key={SECRET_KEY}"
+    for words in (
+        ["plan", str(tmp_path / "loader.yaml"), "--json"],
+        ["plan", url, "--json"],
+        ["report", str(tmp_path / "loader.yaml"), "-o", page.replace("page", "page1")],
+        ["report", url, at("x.store"), "-o", page.replace("page", "page2")],
+        ["report", url, "-o", page.replace("page", "page3")],
+        ["report", at("x.txt"), "-o", page],
+        ["show", url.replace("x.store", "in.jsonl"), "--tokenizer", "byte"],
+        ["run", url.replace("x.store", "no.yaml")],
+        ["run", str(tmp_path / "run.yaml"), "--metrics", url],
+        ["run", str(tmp_path / "run.yaml"), "--metrics", f"nowhere://{key}:{SECRET_KEY}@host"],
+    ):
+        shown.append(CliRunner().invoke(app, words).output)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", key)
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
     for file in download(s3_url, tmp_path / "copy").rglob("*"):
         if file.is_file():
             shown.append(file.read_bytes().decode(errors="replace"))
-    assert len(shown) > 15
+    assert {"page1.html", "page2.html", "page3.html"} <= {*names_in(s3_url)}
+    assert len(shown) > 30
     assert [text for text in shown if SECRET_KEY in text] == []
 
 
@@ -443,6 +467,32 @@ def test_a_tokenizer_and_a_template_are_read_from_a_bucket(s3_url: str, tmp_path
         load_tokenizer(f"{s3_url}/nothing")
     with pytest.raises(ConfigError, match=f"the template '{s3_url}/no.jinja' cannot be read"):
         load_template(f"{s3_url}/no.jinja", None)
+
+
+def test_files_that_describe_a_run_are_read_from_a_bucket(s3_url: str, tmp_path: Path) -> None:
+    bucket, prefix = open_bucket(s3_url)
+    bucket.write(f"{prefix}/in.jsonl", b'{"text": "a"}\n{"text": "b"}\n')
+    bucket.write(f"{prefix}/run.yaml", f"source: {s3_url}/in.jsonl\nsink: {tmp_path}/out.jsonl\n".encode())
+    prepare(f"{s3_url}/in.jsonl", f"{s3_url}/x.store", Recipe(tokenizer="byte"))
+    loader = f"loader: pretrain\npath: {s3_url}/x.store\nchunk_size: 2\nbatch_size: 1\n"
+    bucket.write(f"{prefix}/loader.yaml", loader.encode())
+    for words in (["run", f"{s3_url}/run.yaml"], ["report", f"{s3_url}/loader.yaml", "-o", f"{s3_url}/plan.html"]):
+        done = CliRunner().invoke(app, words)
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "out.jsonl").read_text().count("text") == 2
+    assert b"<title>loader.yaml" in bytes(bucket.read(f"{prefix}/plan.html"))
+    templates = TextTemplateEngine()
+    templates.register_template(SentenceTemplate("two", "{a}"))
+    templates.save_templates(tmp_path / "t.yaml")
+    bucket.write(f"{prefix}/t.yaml", (tmp_path / "t.yaml").read_bytes())
+    assert TextTemplateEngine().load_templates(f"{s3_url}/t.yaml") == ["two"]
+    CharTokenizer("abc").save(tmp_path / "char.json")
+    bucket.write(f"{prefix}/char.json", (tmp_path / "char.json").read_bytes())
+    assert CharTokenizer.load(f"{s3_url}/char.json").alphabet == CharTokenizer("abc").alphabet
+    make_titanic(tmp_path / "titanic")
+    upload(tmp_path / "titanic", f"{s3_url}/titanic")
+    one, other = (TitanicDataset(titanic_spec(place)) for place in (tmp_path / "titanic", f"{s3_url}/titanic"))
+    assert one.texts() == other.texts()
 
 
 def test_a_bucket_is_no_name_of_a_store_and_raw_files_are_not_nothing(s3_url: str, tmp_path: Path) -> None:

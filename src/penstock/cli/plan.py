@@ -61,7 +61,7 @@ def _planned(config: LoaderConfig, epochs: int | None, steps: int | None) -> dic
                 progress=lambda done, share: progress(done, share=share),
             )
         order = loader.plan.describe()
-    return {"config": config.name, "settings": dict(config.tree), **figures.to_dict(), "order": order}
+    return {"config": config.name, "settings": config.shown_tree, **figures.to_dict(), "order": order}
 
 
 def _print(facts: Mapping[str, Any]) -> None:

@@ -11,6 +11,8 @@ from penstock.cli.console import emit, say, working
 from penstock.cli.options import JsonOption, command
 from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
+from penstock.files.filesystems import output_place, shown_place
+from penstock.files.objects import open_bucket
 from penstock.report import build_report
 
 
@@ -39,13 +41,21 @@ def report(
 
     Lengths are those of all rows; tokens are counted in a sample of rows, as the page says.
     """
-    path = Path(out)
-    if path.is_dir():
-        raise ConfigError(f"--out {out} is a directory; name a file, such as {path / 'report.html'}")
+    place = output_place(out, "--out")
+    path = shown_place(place)
+    if isinstance(place, Path) and place.is_dir():
+        raise ConfigError(f"--out {out} is a directory; name a file, such as {place / 'report.html'}")
     given: dict[str, Any] = {"tokenizer": tokenizer, "quarantine": quarantine, "samples": samples, "seed": seed}
+    if not isinstance(place, Path):
+        bucket, key = open_bucket(place)
+        if not key:
+            raise ConfigError(f"--out {path} is a bucket; name an object in it, such as {path}/report.html")
     with working(f"writing {path}"):
         made = build_report(target, other, **given).encode()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, made)
-    facts = {"page": str(path), "bytes": len(made)}
+    if isinstance(place, Path):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(place, made)
+    else:
+        bucket.write(key, made)
+    facts = {"page": path, "bytes": len(made)}
     emit(facts, lambda: say(f"{path}: {len(made) / 1e3:,.0f} kB"), as_json=as_json)

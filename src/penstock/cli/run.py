@@ -34,6 +34,7 @@ from penstock.errors import PenstockError, QueueNotFoundError
 from penstock.files.documents import read_document, set_value
 from penstock.files.filesystems import output_place, shown, shown_place
 from penstock.files.objects import bucket_has
+from penstock.files.remote import fetched_path
 from penstock.memory.budget import format_bytes
 from penstock.metrics.targets import MetricsConfig
 from penstock.observe import Extent, closing_table, progress_on
@@ -60,7 +61,9 @@ def _watched(console: Console, pipeline: Pipeline, learner: Any) -> Generator[pa
 
 @command()
 def run(
-    pipeline: Annotated[Path, typer.Argument(metavar="PIPELINE.YAML", help="The file that describes the pipeline.")],
+    pipeline: Annotated[
+        str, typer.Argument(metavar="PIPELINE.YAML", help="The file that describes the pipeline, also a URL.")
+    ],
     assignments: SetOption = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build and check everything, columns too; process no rows.")
@@ -98,18 +101,19 @@ def run(
     elsewhere = engine not in (None, "local")
     if elsewhere:
         engine_of(engine)
-    tree = spelled_out(read_document(pipeline, such_as="source: corpus.jsonl"))
+    file = fetched_path(pipeline)
+    tree = spelled_out(read_document(file, such_as="source: corpus.jsonl"))
     for assignment in check_assignments(assignments):
         set_value(tree, assignment, known=KEYS)
         tree = spelled_out(tree)
-    described = read_pipeline(tree, pipeline)
+    described = read_pipeline(tree, file)
     if checkpoint is not None:
         described = replace(described, checkpoint=output_place(checkpoint, "checkpoint"))
     extent = Extent.of(described.pipeline.source)
     if dry_run:
         problems = Problems()
         columns = check_columns(described, problems, scan=not elsewhere)
-        problems.check(str(pipeline))
+        problems.check(str(file))
         facts = _facts(described, extent) | {"columns": columns.columns, "columns_unknown_after": columns.unknown}
         if as_json:
             print_json(facts, indent=False)

@@ -21,6 +21,7 @@ from penstock.errors import ConfigError
 from penstock.feed.connection import TOKEN_VARIABLE, clean_token
 from penstock.feed.replicas import FeedReplicas
 from penstock.feed.server import FeedServer, TLSFiles
+from penstock.files.filesystems import require_local
 
 
 @command()
@@ -87,7 +88,11 @@ def serve(
 
 def read_token(path: Path | None) -> str | None:
     """Token of a file, or of the environment; None without either."""
-    text = os.environ.get(TOKEN_VARIABLE) if path is None else path.read_text(encoding="utf-8")
+    text = (
+        os.environ.get(TOKEN_VARIABLE)
+        if path is None
+        else require_local(path, "--token-file").read_text(encoding="utf-8")
+    )
     return clean_token(text, TOKEN_VARIABLE if path is None else str(path))
 
 
@@ -97,7 +102,7 @@ def read_tls(certificate: Path | None, key: Path | None) -> TLSFiles | None:
         return None
     if certificate is None or key is None:
         raise ConfigError("--tls-cert and --tls-key belong together; pass both, or neither")
-    return TLSFiles(certificate.read_bytes(), key.read_bytes())
+    return TLSFiles(require_local(certificate, "--tls-cert").read_bytes(), require_local(key, "--tls-key").read_bytes())
 
 
 @contextmanager

@@ -71,8 +71,8 @@ def show(
         sequences = _from_store(local, row, tokenizer)
     elif is_bucket_store(data):
         sequences = _from_store(data, row, tokenizer)
-    elif data.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{data} describes a loader; pass --step N")
+    elif shown_place(data).endswith((".yaml", ".yml")):
+        raise ConfigError(f"{shown_place(data)} describes a loader; pass --step N")
     elif tokenizer is None:
         raise ConfigError("a file has no tokens yet: pass --tokenizer")
     else:
@@ -199,7 +199,7 @@ def _from_file(path: str, number: int, recipe: Recipe, progress: WorkProgress) -
     refuse_remote_store(path)
     if number < 0:
         raise ConfigError(f"--row: expected 0 or more for a file, got {number}")
-    opened = OpenedRecipe.of(recipe, path)
+    opened, place = OpenedRecipe.of(recipe, path), shown_place(path)
     source, steps = opened.source, opened.steps()
     before = 0
     while (batch := source.next_batch(1024)) is not None:
@@ -210,14 +210,14 @@ def _from_file(path: str, number: int, recipe: Recipe, progress: WorkProgress) -
                     made = transform.transform(made) if made.num_rows else made
             except DataError as error:
                 reason = error.reason.removeprefix("row 0 of the batch: ").replace("row 0 of the batch", "it")
-                raise DataError(reason, file=path, row=number) from error
+                raise DataError(reason, file=place, row=number) from error
             if not made.num_rows:
-                raise ConfigError(f"row {number} of {path} is dropped by {transform!r}")
+                raise ConfigError(f"row {number} of {place} is dropped by {transform!r}")
             row = {name: _plain(made.column(name)[0]) for name in made.schema.names}
-            return _sides(row, f"{PurePath(path).name} row {number}", steps.tokenizer)
+            return _sides(row, f"{PurePath(place).name} row {number}", steps.tokenizer)
         before += batch.num_rows
         progress(before)
-    raise ConfigError(f"--row: {path} has {before} rows, got {number}")
+    raise ConfigError(f"--row: {place} has {before} rows, got {number}")
 
 
 def _plain(cell: Any) -> Any:

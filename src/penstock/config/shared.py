@@ -29,6 +29,7 @@ from penstock._forks import renewed
 from penstock._suggest import did_you_mean
 from penstock.config.settings import KNOWN, Setting, check_settings, freeze, thaw
 from penstock.errors import ConfigError
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.types.conversion import Problems, from_text, kind_of
 
@@ -260,7 +261,7 @@ def load_shared_config(
     the file sets it, so values computed from the setting follow. An override must name a setting of the file, of the
     two commands, or of `settings` (those of a provider), and have its kind. `penstock.config.validate` checks the rest.
     """
-    path = Path(path)
+    path = require_local(path, "a config file")
     check_settings(settings, "the provider")
     override = _Overrides(overrides, {**KNOWN, **settings})
     namespace = run_file(path, override.apply)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.metadata import CompetitionMetadata
+from penstock.datasets.spec import as_path
 from penstock.datasets.tabular import TabularDataset
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.converters import KeyValueTemplate
@@ -132,7 +133,7 @@ def house_prices_spec(path: str | Path = "data/house-prices", *, num_samples: in
     """Spec of the competition's files; `num_samples=None` for files of another length."""
     return DatasetSpec(
         competition_name="house-prices",
-        dataset_path=Path(path),
+        dataset_path=as_path(path),
         competition_type=CompetitionType.REGRESSION,
         num_samples=num_samples,
         num_features=79,

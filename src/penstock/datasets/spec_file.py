@@ -123,7 +123,7 @@ def spec_text(inference: Inference, file: Path) -> str:
 
 def read_spec(path: PathLike) -> tuple[CompetitionMetadata, DatasetSpec]:
     """Metadata and spec of a file; every key is validated, and no data is read."""
-    file = Path(path).expanduser()
+    file = require_local(path, "the file of a competition")
     tree = read_document(file, such_as="competition_name: titanic")
     check_options(tree, _KEYS, "key", where=str(file))
     # An empty value counts as not given.

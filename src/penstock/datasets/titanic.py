@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from penstock.datasets.base import ColumnSpec, CompetitionType, DatasetSpec
 from penstock.datasets.metadata import CompetitionMetadata
+from penstock.datasets.spec import as_path
 from penstock.datasets.tabular import TabularDataset
 from penstock.templates.base_template import BaseTemplate
 from penstock.templates.sentences import SentenceTemplate
@@ -59,7 +60,7 @@ def titanic_spec(path: str | Path = "data/titanic", *, num_samples: int | None =
     """Spec of the competition's files; `num_samples=None` for files of another length."""
     return DatasetSpec(
         competition_name="titanic",
-        dataset_path=Path(path),
+        dataset_path=as_path(path),
         competition_type=CompetitionType.BINARY_CLASSIFICATION,
         num_samples=num_samples,
         num_features=10,

@@ -244,6 +244,11 @@ def fetch_files(url: PathLike, suffixes: Sequence[str] = (), cache_dir: PathLike
     return FoundFiles([_fetch(filesystem, file, text, folder) for file in chosen], tuple(base), places)
 
 
+def fetched_path(path: PathLike) -> Path:
+    """The path of a file to read; of a URL, that of its local copy."""
+    return fetch(path) if is_remote(path) else Path(path)
+
+
 def clear_copies(older_than_days: float | None = None, cache_dir: PathLike | None = None) -> int:
     """Delete local copies: all, or those that were fetched longer ago. How many bytes were freed.
 

@@ -34,7 +34,6 @@ import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from penstock._suggest import check_options, nearest, unknown_option
@@ -43,9 +42,9 @@ from penstock.config.settings import ByteSize
 from penstock.distributed.sharding import Balanced, Contiguous, Strided
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.documents import read_document, set_value
-from penstock.files.filesystems import is_remote
+from penstock.files.filesystems import is_remote, shown
 from penstock.files.listing import PathLike
-from penstock.files.remote import fetch
+from penstock.files.remote import fetched_path
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
 from penstock.loaders.mixed import MixedDataLoader
@@ -108,6 +107,11 @@ class LoaderConfig:
     def arguments(self) -> dict[str, Any]:
         """The keywords of the loader, as the file has them."""
         return {key: value for key, value in self.tree.items() if key not in _OWN_KEYS}
+
+    @property
+    def shown_tree(self) -> dict[str, Any]:
+        """The content for pages and reports: without the passwords of URLs."""
+        return {key: _without_secrets(value) for key, value in self.tree.items()}
 
     def open(self, **more: Any) -> DataLoader:
         """The loader, with its plan edited. Arguments in `more` override those of the file."""
@@ -180,7 +184,7 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
     if is_bucket_store(path):
         file = os.fspath(path)
     else:
-        file = fetch(path) if is_remote(path) else Path(path)
+        file = fetched_path(path)
     if isinstance(file, str) or is_store(file) or is_foreign(file):
         with open_store(file) as store:
             kind = "pretrain" if store.manifest.mask_column is None else "conversation"
@@ -194,8 +198,17 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
         set_value(tree, override, known=keys_of(tree.get("loader")))
     problems = Problems()
     _check(tree, problems)
-    problems.check(str(path))
-    return LoaderConfig(str(path), tree["loader"], tree, tree.get("epochs") or 1)
+    name = shown(path)
+    problems.check(name)
+    return LoaderConfig(name, tree["loader"], tree, tree.get("epochs") or 1)
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _without_secrets(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_without_secrets(each) for each in value]
+    return shown(value) if isinstance(value, str) and is_remote(value) else value
 
 
 def open_rank(config: LoaderConfig, rank: int = 0, **more: Any) -> DataLoader:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.metrics.watch import Reading, RunEnd, RunFacts
 
@@ -30,7 +31,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: PathLike) -> None:
-        self._path = os.fspath(path)
+        self._path = os.fspath(require_local(path, "a metrics file"))
         self._file: BinaryIO | None = None
 
     def begin(self, run: RunFacts) -> None:

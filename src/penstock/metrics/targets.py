@@ -20,6 +20,7 @@ from urllib.parse import parse_qsl, urlsplit
 from penstock._optional import require
 from penstock._suggest import check_options, did_you_mean
 from penstock.errors import ConfigError
+from penstock.files.filesystems import is_object_url, shown
 from penstock.files.listing import PathLike
 from penstock.metrics.metrics_file import MetricsFile
 from penstock.metrics.readings import Readings
@@ -120,12 +121,14 @@ def open_exporter(target: Target) -> Exporter:
     if not target:
         raise ConfigError(f"metrics is an empty string; expected one of {_EXAMPLES}")
     scheme, colon, rest = target.partition(":")
+    if is_object_url(target):
+        return MetricsFile(target)  # refuses it
     if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme) or Path(target).exists():
         return MetricsFile(target)
     scheme = scheme.lower()
     if scheme not in _SCHEMES:
         raise ConfigError(
-            f"metrics={target!r}: unknown scheme {scheme!r}{did_you_mean(scheme, _SCHEMES)}; expected one of "
+            f"metrics={shown(target)!r}: unknown scheme {scheme!r}{did_you_mean(scheme, _SCHEMES)}; expected one of "
             f"{_EXAMPLES}"
         )
     if scheme in _PACKAGES and find_spec(_PACKAGES[scheme]) is None:
@@ -133,7 +136,7 @@ def open_exporter(target: Target) -> Exporter:
     if scheme in _DEFAULT_PORTS:
         return _server_exporter(scheme, target, rest)
     if not rest:
-        raise ConfigError(f"metrics={target!r} names no place after {scheme}:; expected one of {_EXAMPLES}")
+        raise ConfigError(f"metrics={shown(target)!r} names no place after {scheme}:; expected one of {_EXAMPLES}")
     if scheme == "jsonl":
         return MetricsFile(rest)
     if scheme == "tensorboard":
@@ -154,20 +157,20 @@ def _server_exporter(scheme: str, target: str, rest: str) -> Exporter:
         parts = urlsplit(target)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ConfigError(f"metrics={target!r} is no URL: {error}; expected {scheme}://HOST:PORT") from None
+        raise ConfigError(f"metrics={shown(target)!r} is no URL: {error}; expected {scheme}://HOST:PORT") from None
     if not rest.startswith("//"):
-        raise ConfigError(f"metrics={target!r}: expected {scheme}://HOST:PORT")
+        raise ConfigError(f"metrics={shown(target)!r}: expected {scheme}://HOST:PORT")
     given = dict(parse_qsl(parts.query))
     if scheme == "prometheus":
         from penstock.metrics.prometheus import PrometheusServer
 
-        check_options(given, (), where=f"metrics={target!r}")
+        check_options(given, (), where=f"metrics={shown(target)!r}")
         return PrometheusServer(host or "127.0.0.1", _DEFAULT_PORTS[scheme] if port is None else port)
     from penstock.metrics.otlp import OTLPExporter
 
-    check_options(given, ("traces",), where=f"metrics={target!r}")
+    check_options(given, ("traces",), where=f"metrics={shown(target)!r}")
     if not host:
-        raise ConfigError(f"metrics={target!r} names no host; expected {scheme}://HOST:4318")
+        raise ConfigError(f"metrics={shown(target)!r} names no host; expected {scheme}://HOST:4318")
     secure = scheme == "otlp+https"
     place = f"[{host}]" if ":" in host else host
     default = "" if secure else f":{_DEFAULT_PORTS[scheme]}"
@@ -177,5 +180,5 @@ def _server_exporter(scheme: str, target: str, rest: str) -> Exporter:
     except ValueError:
         share = -1.0
     if not 0 <= share <= 1:
-        raise ConfigError(f"metrics={target!r}: traces is a share between 0 and 1, such as traces=0.05")
+        raise ConfigError(f"metrics={shown(target)!r}: traces is a share between 0 and 1, such as traces=0.05")
     return OTLPExporter(url + parts.path.rstrip("/"), trace_share=share)

@@ -34,7 +34,7 @@ def compare_plans(first: LoaderConfig, second: LoaderConfig) -> list[Section]:
     made = [_plan_facts(pair), _plan_lines(pair)]
     if any(len(figures.plan.sources) > 1 for figures in found):
         made.append(_plan_sources(pair))
-    settings = dict(flat(first.tree)), dict(flat(second.tree))
+    settings = dict(flat(first.shown_tree)), dict(flat(second.shown_tree))
     made.append(section("Settings", differences(names, *settings, caption="Settings of both files")))
     return made
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from importlib import import_module
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
 from penstock.errors import ConfigError
-from penstock.files.filesystems import is_remote, local_or_none
+from penstock.files.filesystems import cut, is_remote, local_or_none, name_of, shown
 from penstock.html import Section, page
 from penstock.loaders.loader_file import load_config
 from penstock.report.run_directory import is_metrics_file, is_run_directory
@@ -36,8 +36,8 @@ def build_report(
     """
     kind = target_kind(target)
     if other is not None and target_kind(other) != kind:
-        raise ConfigError(f"{target} is a {kind}, and {other} a {target_kind(other)}; give two of a kind")
-    names = target if other is None else f"{PurePath(target).name} and {PurePath(other).name}"
+        raise ConfigError(f"{shown(target)} is a {kind}, and {shown(other)} a {target_kind(other)}; give two of a kind")
+    names = shown(target) if other is None else f"{name_of(target)} and {name_of(other)}"
     if kind == "store":
         sections, lead = _store_sections(target, other, tokenizer, quarantine, samples=samples, seed=seed)
     elif kind == "plan":
@@ -46,7 +46,7 @@ def build_report(
         if other is not None:
             raise ConfigError("two runs are not compared; give one metrics file")
         sections, lead = _imported("run").run_sections(Path(target)), f"Run recorded in {target}"
-    title = PurePath(target.rstrip("/")).name if other is None else names
+    title = name_of(target) if other is None else names
     made = page(title, sections, lead=lead)
     if len(made.encode()) > MOST_BYTES:
         raise ConfigError(f"the page would have {len(made):,} bytes, more than {MOST_BYTES:,}; pass fewer --samples")
@@ -58,7 +58,12 @@ def target_kind(target: str) -> str:
     if is_remote(target):
         if is_bucket_store(target):
             return "store"
-        raise ConfigError(f"{target} is no store in a bucket; a report is about a store, a loader's file or a run")
+        if cut(target)[0].endswith(_CONFIGS):
+            return "plan"
+        raise ConfigError(
+            f"{shown(target)} is no store in a bucket; a report is about a store, a loader's file, or the metrics file "
+            "of a run on this machine"
+        )
     path = local_or_none(target)
     if path is None or not path.exists():
         raise ConfigError(f"{target} does not exist")

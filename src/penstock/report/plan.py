@@ -62,7 +62,7 @@ def figure_sections(figures: PlanFigures) -> list[Section]:
 
 
 def settings_section(config: LoaderConfig) -> Section:
-    return section("Settings", settings_table(config.tree, caption=f"Settings of {config.name}"))
+    return section("Settings", settings_table(config.shown_tree, caption=f"Settings of {config.name}"))
 
 
 def overview_facts(figures: PlanFigures) -> Iterator[tuple[str, object, str]]:

@@ -113,6 +113,7 @@ def find_source(path: PathLike | Iterable[PathLike]) -> SourceFiles | PathLike:
         if is_token_file(local):
             return SourceFiles(TokenFileSource, [local])
     files = list_files(paths)
+    _refuse_shards(paths, files)
     saved = any(file.name in (STATE, SPLITS) for file in files)
     if saved:
         files = data_files(files)
@@ -206,6 +207,23 @@ def _looks_like_data(file: InputFile, makers: Mapping[str, Any]) -> bool:
 
 
 _ARCHIVES = frozenset({".zip", ".tar", ".tgz", ".7z", ".rar"})
+
+
+_SHARD = re.compile(r"[/\\]shards[/\\][0-9a-f]{32}(-[0-9a-f]{16}\.index|\.arrow)(?=$|\?)")
+"""Path of a file of a token store."""
+
+
+def _refuse_shards(paths: Iterable[PathLike], files: Iterable[InputFile]) -> None:
+    """Raise a ConfigError for shards of a store below a directory: the rows of half a store would be taken for all."""
+    if any("shards" in re.split(r"[/\\]", os.fspath(path)) for path in paths):
+        return  # they are asked for by name
+    for file in files:
+        if (found := _SHARD.search(str(file))) is not None:
+            place = str(file)[: found.start()]
+            raise ConfigError(
+                f"{place!r} has shards of a token store and is none that can be read here: without a manifest.json, "
+                "which comes last, it was uploaded or copied in part; complete it, or pass the path of a whole store"
+            )
 
 
 def _is_token_store(path: PathLike) -> bool:

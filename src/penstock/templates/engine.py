@@ -27,6 +27,7 @@ from penstock.errors import ConfigError
 from penstock.files.atomic import write_atomic
 from penstock.files.documents import read_document
 from penstock.files.filesystems import require_local
+from penstock.files.remote import fetched_path
 from penstock.templates.base_template import BaseTemplate, version_text
 from penstock.templates.converters import STYLES, StyleTemplate
 from penstock.templates.frames import MixedTypes, as_table
@@ -164,7 +165,7 @@ class TextTemplateEngine:
 
     def load_templates(self, path: str | os.PathLike[str], *, replace: bool = False) -> list[str]:
         """Register the templates of a YAML or JSON file; returns their names."""
-        templates = read_templates(Path(path))
+        templates = read_templates(fetched_path(path))
         for template in templates:
             self.register_template(template, replace=replace)
         return [template.name for template in templates]

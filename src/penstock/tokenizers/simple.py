@@ -17,7 +17,8 @@ import xxhash
 from penstock.arrays.ragged import Flags, Ints, Ragged, list_array, row_offsets, spliced
 from penstock.arrays.text import checked_text, utf8
 from penstock.errors import ConfigError, DataError
-from penstock.files.filesystems import require_local
+from penstock.files.filesystems import require_local, shown
+from penstock.files.remote import fetched_path
 from penstock.tokenizers.base import Encoded, SpecialTokens, narrowest
 
 SPECIAL = ("<bos>", "<eos>", "<pad>")
@@ -138,10 +139,10 @@ class CharTokenizer(SimpleTokenizer):
     def load(cls, path: str | Path) -> CharTokenizer:
         """The tokenizer that `save` wrote."""
         try:
-            saved = orjson.loads(Path(path).read_bytes())
+            saved = orjson.loads(fetched_path(path).read_bytes())
             return cls(saved["alphabet"], saved["special"])
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise ConfigError(f"{path} is not a saved CharTokenizer: {error!r}") from None
+            raise ConfigError(f"{shown(path)} is not a saved CharTokenizer: {error!r}") from None
 
     def save(self, path: str | Path) -> None:
         """Write the alphabet and the special tokens as JSON."""

@@ -25,7 +25,7 @@ def plan_page(site: Site, target: Target) -> str:
     if plan is None:
         return _opening(site, target)
     rows = [(name, plan.rows(number), plan.tokens(number)) for number, name in enumerate(plan.names)]
-    arguments = [(key, str(value)) for key, value in plan.config.tree.items()]
+    arguments = [(key, str(value)) for key, value in plan.config.shown_tree.items()]
     return document(
         target.name,
         place_line(target.name, target.shown),

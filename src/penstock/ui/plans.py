@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from penstock.errors import ConfigError, PenstockError
-from penstock.files.filesystems import is_remote
+from penstock.files.filesystems import is_remote, shown
 from penstock.loaders.base import DataLoader
 from penstock.loaders.loader_file import LoaderConfig, load_config
 from penstock.order.plan import Plan
@@ -103,7 +103,9 @@ class _Opening:
         try:
             self._result = OpenedPlan(load_config(place))
         except Exception as error:  # noqa: BLE001 - the page shows it
-            self._error = error if isinstance(error, PenstockError | OSError) else ConfigError(f"{place}: {error}")
+            self._error = (
+                error if isinstance(error, PenstockError | OSError) else ConfigError(f"{shown(place)}: {error}")
+            )
             return
         finally:
             self._done.set()

@@ -11,7 +11,7 @@ import orjson
 
 from penstock.errors import ConfigError
 from penstock.files.documents import read_document
-from penstock.files.filesystems import is_remote, local_or_none, shown
+from penstock.files.filesystems import cut, is_remote, local_or_none, shown
 from penstock.files.listing import service_of
 from penstock.fsqueue.queue import QUEUE_FILE
 from penstock.fsqueue.status import find_queue
@@ -71,7 +71,7 @@ def _found(place: str) -> tuple[Kind, str]:
         refuse_remote_store(place)
         if is_bucket_store(place):
             return "store", place
-        return ("loader" if place.endswith((".yaml", ".yml")) else "files"), place
+        return ("loader" if cut(place)[0].endswith((".yaml", ".yml")) else "files"), place
     path = local_or_none(place) or Path(place)
     if is_store(path) or is_foreign(path):
         return "store", place

@@ -16,10 +16,13 @@ from typer.testing import CliRunner
 from penstock import MemoryBudget, Pipeline, PretrainDataLoader
 from penstock.batching.options import Options
 from penstock.cli.main import app
+from penstock.cli.serve import read_token
+from penstock.config import load_shared_config
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
 from penstock.datasets.registry import DatasetRegistry
 from penstock.datasets.sample_data import make_titanic
+from penstock.datasets.spec_file import read_spec
 from penstock.datasets.submission import write_submission
 from penstock.datasets.titanic import TitanicDataset, titanic_spec
 from penstock.distributed.synchronization import DirectoryRendezvous
@@ -33,6 +36,8 @@ from penstock.fsqueue.status import find_queue
 from penstock.loaders.samples.datasets import as_sample_dataset
 from penstock.loaders.source import open_inputs
 from penstock.loaders.streamed.windows import StreamCounts
+from penstock.metrics import open_exporter
+from penstock.metrics.metrics_file import MetricsFile
 from penstock.pipeline.config import PipelineConfig
 from penstock.rl.queue import RolloutQueue
 from penstock.sinks import CsvSink, JsonlSink, ParquetSink, StoreSink, open_sink
@@ -91,6 +96,11 @@ DOORS: dict[str, Callable[[Any], Any]] = {
     "dataset(cache_dir=)": lambda url: TitanicDataset(titanic_spec("titanic"), cache_dir=url),
     "write_submission": lambda url: write_submission([1, 2], [0, 1], url),
     "make_titanic": make_titanic,
+    "MetricsFile": MetricsFile,
+    "metrics=jsonl:": lambda url: open_exporter(f"jsonl:{os.fspath(url)}"),
+    "config file": load_shared_config,
+    "competition.yaml": read_spec,
+    "--token-file": read_token,
 }
 
 
@@ -158,6 +168,8 @@ HF = "hf://datasets/a/b"
     [
         ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", HF],
         ["prepare", str(SAMPLE / "documents.jsonl"), "--tokenizer", "byte", "--out", "o", "--quarantine", HF],
+        ["report", "x.store", "--out", HF],
+        ["run", "run.yaml", "--metrics", URL],
         ["info", HF],
         ["versions", HF],
         ["run", "run.yaml", "--checkpoint", HF],

@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.bucket_stores import upload_store
+from tests.buckets import upload
 from tests.servers import SECRET_KEY, Proxy, S3Server, environment_of
 from tests.token_stores import make_rows, make_store
 
+from penstock import PretrainDataLoader
 from penstock.errors import ChangedFileError, ConfigError, DataError
 from penstock.files.objects import ChangedObjectError, open_bucket
+from penstock.sources import ArrowSource, open_source
 from penstock.store import Store, append, describe, open_store
 from penstock.store.bucket_shards import part_cache
 from penstock.store.manifest import bucket_stores
@@ -126,6 +130,22 @@ def test_a_store_that_was_uploaded_in_part_is_refused_by_name(
     with pytest.raises(DataError, match="uploaded in part") as raised:
         opened(url, tmp_path)
     assert entry.name in str(raised.value)
+
+
+def test_a_store_without_its_manifest_is_not_taken_for_raw_files(local: Path, tmp_path: Path, s3_url: str) -> None:
+    half = tmp_path / "half"
+    shutil.copytree(local, half / "web")
+    (half / "web" / "manifest.json").unlink()
+    upload(half, s3_url)
+    for place in (half, half / "web", s3_url, f"{s3_url}/web"):
+        for read in (
+            open_source,
+            lambda given: PretrainDataLoader(given, "byte", 8, cache_dir=tmp_path / "cache"),
+            lambda given: next(iter(PretrainDataLoader(given, "byte", 8, streaming=True, backend="numpy"))),
+        ):
+            with pytest.raises(ConfigError, match=r"web' has shards of a token store.*in part"):
+                read(place)
+    assert isinstance(open_source(half / "web" / "shards" / "*.arrow"), ArrowSource)
 
 
 def test_a_prefix_without_a_store_is_named(s3_url: str, local: Path) -> None:

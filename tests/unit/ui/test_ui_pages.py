@@ -154,3 +154,9 @@ def test_a_page_that_fails_is_a_page_and_the_next_one_works(tmp_path: Path, monk
         patched.setattr("penstock.ui.file_rows.FileRows.page", lambda *_: 1 / 0)
         assert "ZeroDivisionError" in shown(made, "/t/0", 500)
     assert "row 0" in shown(made, "/t/0")
+
+
+def test_a_loader_file_at_a_url_is_one_with_options_behind_its_name() -> None:
+    (target,) = find_targets(["s3://bucket/train.yaml?region=eu&secret_access_key=s3cr3t"])
+    assert target.kind == "loader"
+    assert "s3cr3t" not in target.shown + target.name
