@@ -158,7 +158,7 @@ def test_prometheus_answers_every_question_of_the_dashboard(prometheus: Callable
     }
     # What this process has: a pipeline with a quarantine, and a loader of rollouts.
     empty = [question for question, result in answered.items() if not result]
-    others = re.compile("queue|feed|staleness|skipped|rows_dropped|rollouts_dropped|source_parts|latency")
+    others = re.compile("queue|feed|staleness|skipped|rows_dropped|rollouts_dropped|source_samples|latency")
     assert all(others.search(question) for question in empty), empty
 
 

@@ -69,7 +69,8 @@ class PhaseRecords:
     schema: str | None = None
     """Columns of the rows: those of a part with rows, if there is one."""
     peak_bytes: int = 0
-    bad_rows: int = 0
+    bad_reasons: Counter[str] = field(default_factory=Counter, init=False)
+    """Bad rows of all tasks, by reason."""
     key_starts: dict[int, npt.NDArray[np.int64]] = field(default_factory=dict)
     _schema_rank: tuple[bool, int] = (False, 0)
 
@@ -86,7 +87,7 @@ class PhaseRecords:
         self.dropped.update(record["dropped"])
         self.changed.update(record["changed"])
         self.bad[number] = dict(record["bad"]) or _NONE
-        self.bad_rows += sum(record["bad"].values())
+        self.bad_reasons.update(record["bad"])
         self.peak_bytes = max(self.peak_bytes, record["peak_bytes"])
         add_stages(self.stages, record["stages"])
         rank = (record["rows"] > 0, -number)
