@@ -214,8 +214,8 @@ def job_readings(snapshot: Mapping[str, Any], *, on_error: str) -> Readings:
         found["penstock_pipeline_rows_done_total"] = report["rows_in"]
         found |= reason_readings(report["dropped"], report["changed"], report["quarantined"], "quarantine")
         return found | reason_readings({}, {}, report["skipped"], "skip")
-    reasons = snapshot.get("reasons")
-    return found if reasons is None else found | reason_readings(*reasons.values(), on_error)
+    why = snapshot.get("reasons")
+    return found if why is None else found | reason_readings(why["dropped"], why["changed"], why["bad"], on_error)
 
 
 def percentile(histogram: list[int], share: float) -> float:
