@@ -78,6 +78,7 @@ def _train(config: SharedConfig) -> None:
             world_size=ranks.world_size,
             device=None if ranks.device.type == "cpu" else str(ranks.device),
             on_error=config["on_error"],
+            metrics=config["metrics"],
         )
         with consumer:
             _refuse_other_settings(consumer, config)

@@ -24,7 +24,7 @@ def read_from_replicas(folder: str) -> dict[str, Any]:
 
     config = load_config(Path(folder, "feed.json"))
     found: dict[str, Any] = {}
-    with FeedReplicas(config, 2) as replicas:
+    with FeedReplicas(config, 2, metrics=Path(folder, "feed.jsonl")) as replicas:
         found["addresses"] = replicas.addresses
         with RemoteLoader(replicas.addresses, backend="numpy", retry_seconds=60) as client:
             found["remote"] = [batch.input_ids.tolist() for batch in client]
@@ -50,6 +50,9 @@ def test_replicas_on_ray_serve_the_batches_of_the_local_loader(ray_cluster: Any,
     found = ray_cluster.run(read_from_replicas, tmp_path, timeout_seconds=300)
     assert len(set(found["addresses"])) == 2
     assert found["remote"] == found["local"]
+    for name, rank in (("feed.jsonl", "0"), ("feed.rank1.jsonl", "1")):
+        header = json.loads((tmp_path / name).read_text().splitlines()[0])
+        assert (header["kind"], header["labels"]["rank"]) == ("feed", rank)
     (missing, told), (kind, reason) = found["errors"]
     assert missing == "FileNotFoundError"
     assert "nowhere" in told

@@ -23,8 +23,8 @@ from servers import free_ports
 
 MONITORING = Path(__file__).parents[2] / "docs" / "monitoring"
 
-# A pipeline whose source stops after its first batch, with a bad row now and then before, and a trainer that waits for
-# rollouts which nobody makes any more.
+# A pipeline whose source stops after some batches, a trainer that waits for rollouts which nobody makes any more, a
+# pipeline that goes on and sets aside more and more rows, and the figures of one whose budget is full.
 PROGRAM = """
 import sys, threading, time
 import pyarrow as pa
@@ -58,7 +58,20 @@ def check(row):
         raise ValueError("a bad row")
     return row
 
+class Endless(Source):
+    def next_batch(self, max_rows):
+        time.sleep(0.1)
+        return pa.RecordBatch.from_pylist([{"text": "good"}, {"text": "bad"}])
+
+def quarantine():
+    named = MetricsConfig(metrics.targets, interval_seconds=0.1, name="growing")
+    config = PipelineConfig(on_error="quarantine", batch_rows=1, quarantine=sys.argv[2] + "/bad.jsonl")
+    Pipeline(Endless(), [check], sys.argv[2] + "/endless.jsonl", config, budget="64 MiB").run(metrics=named)
+
 threading.Thread(target=train, daemon=True).start()
+threading.Thread(target=quarantine, daemon=True).start()
+full = {"penstock_pipeline_budget_used_bytes": 99, "penstock_pipeline_budget_limit_bytes": 100}
+metrics.watch("pipeline", "full", lambda: full)
 config = PipelineConfig(on_error="quarantine", stall_seconds=None)
 Pipeline(Source(), [check], sys.argv[2] + "/out.jsonl", config, budget="64 MiB").run(metrics=metrics)
 """
@@ -131,13 +144,22 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
             process.kill()
 
 
-def test_a_stalled_run_and_a_starving_trainer_fire_alerts(prometheus: Callable[..., Any]) -> None:
-    def firing() -> set[str]:
-        return {each["labels"]["alertname"] for each in prometheus("alerts")["alerts"] if each["state"] == "firing"}
+def test_every_alert_fires_for_the_run_that_it_is_about(prometheus: Callable[..., Any]) -> None:
+    def firing() -> set[tuple[str, str]]:
+        labels = [each["labels"] for each in prometheus("alerts")["alerts"] if each["state"] == "firing"]
+        return {(each["alertname"], each["run"]) for each in labels}
 
-    wanted = {"PenstockPipelineStalled", "PenstockLoaderStalled", "PenstockTrainerStarving"}
+    wanted = {
+        ("PenstockPipelineStalled", "pipeline"),
+        ("PenstockLoaderStalled", "RolloutDataLoader"),
+        ("PenstockTrainerStarving", "RolloutDataLoader"),
+        ("PenstockBudgetFull", "full"),
+        ("PenstockQuarantineGrowing", "growing"),
+    }
     wait_for(lambda: wanted <= firing(), "alerts")
-    assert not firing() & {"PenstockBudgetFull"}
+    assert firing() == wanted
+    rules = yaml.safe_load((MONITORING / "prometheus-alerts.yml").read_text("utf-8"))["groups"][0]["rules"]
+    assert {rule["alert"] for rule in rules} == {name for name, _ in wanted}
 
 
 def test_prometheus_answers_every_question_of_the_dashboard(prometheus: Callable[..., Any]) -> None:
@@ -150,7 +172,7 @@ def test_prometheus_answers_every_question_of_the_dashboard(prometheus: Callable
     }
     # What this process has: a pipeline with a quarantine, and a loader of rollouts.
     empty = [question for question, result in answered.items() if not result]
-    others = re.compile("queue|feed|staleness|skipped|rows_dropped|rollouts_dropped|source_parts|latency")
+    others = re.compile("queue|feed|staleness|skipped|rows_dropped|rollouts_dropped|source_samples|latency")
     assert all(others.search(question) for question in empty), empty
 
 
@@ -159,5 +181,5 @@ def test_series_say_which_process_they_are_of(prometheus: Callable[..., Any]) ->
     assert series["metric"]["run"] == "RolloutDataLoader"
     assert series["metric"]["rank"] == "0"
     assert int(series["metric"]["pid"]) > 0
-    (bad,) = prometheus("query", query="penstock_pipeline_rows_quarantined_total")["result"]
+    (bad,) = prometheus("query", query='penstock_pipeline_rows_quarantined_total{run="pipeline"}')["result"]
     assert float(bad["value"][1]) == 3

@@ -56,6 +56,7 @@ def serve(
     """
     described = read_config(config, assignments)
     given: dict[str, Any] = {"token": read_token(token_file), "tls": read_tls(tls_cert, tls_key), "budget": budget}
+    given["metrics"] = metrics or None
     stop = threading.Event()
     with log_lines(Console(stderr=True), logging.WARNING), ExitStack() as stack:
         if engine in (None, "local"):
@@ -64,9 +65,7 @@ def serve(
                     f"--replicas {replicas} needs --engine ray; or start penstock serve several times, on other ports"
                 )
             with working(f"opening {described.name}"):
-                server = stack.enter_context(
-                    FeedServer.of_config(described, host=host, port=port, metrics=metrics, **given)
-                )
+                server = stack.enter_context(FeedServer.of_config(described, host=host, port=port, **given))
             facts = {"address": server.address, "addresses": [server.address], "port": server.port, **server.facts()}
         else:
             engine_of(engine)

@@ -200,6 +200,7 @@ SHARED: Final[Mapping[str, Setting]] = MappingProxyType(
         "seed": Setting(int, 0, check=_seed, text="seed of the batches and of training"),
         "data_root": Setting(Path, Path("data"), text="directory of the datasets"),
         "queue_dir": Setting(Path | None, None, text="queue directory; None: data/<dataset>/queue"),
+        "metrics": Setting(str | None, None, text="where metrics go: prometheus://:9464, a path; see docs/metrics.md"),
     }
 )
 

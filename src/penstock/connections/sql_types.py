@@ -73,7 +73,7 @@ def cast_for_reading(field: pa.Field) -> str | None:
 
 def selected(field: pa.Field, name: str, dialect: SqlDialect) -> str:
     """Column in a select list, with the quoted name, cast where Arrow has no type for it."""
-    if dialect is POSTGRESQL and pa.types.is_struct(field.type.value_type if _is_list(field.type) else field.type):
+    if dialect is POSTGRESQL and pa.types.is_struct(field.type.value_type if is_any_list(field.type) else field.type):
         return f"to_jsonb({name}) AS {name}"  # the driver leaves its fields as they are sent: money, oid, arrays
     kind = cast_for_reading(field)
     value = name if kind is None else f"CAST({name} AS {kind})"

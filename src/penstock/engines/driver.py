@@ -520,8 +520,11 @@ class Driver:
         seconds = time.monotonic() - self._started
         first, last = (self._phases[0], self._phases[-1]) if self._phases else (None, None)
         rows_in = first.sums["rows_in"] if first is not None else 0
-        dropped = sum(records.dropped.total() for records in self._phases)
-        bad = sum(records.bad_rows for records in self._phases)
+        reasons: dict[str, Counter[str]] = {name: Counter() for name in ("dropped", "changed", "bad")}
+        for records in self._phases:
+            reasons["dropped"].update(records.dropped)
+            reasons["changed"].update(records.changed)
+            reasons["bad"].update(records.bad_reasons)
         slots, state = max(1, self._executor.slots), self._executor.snapshot()
         stages: dict[tuple[str, str], dict[str, Any]] = {}
         for records in self._phases:
@@ -535,8 +538,9 @@ class Driver:
             "bytes_in": self._bytes_done,
             "rows_done": rows_in,
             "file_bytes_done": self._bytes_done if has_files(self._pipeline.source) else None,
-            "dropped": dropped,
-            "bad_rows": bad,
+            "dropped": reasons["dropped"].total(),
+            "bad_rows": reasons["bad"].total(),
+            "reasons": reasons,
             "memory": {"used": peak, "limit": self._options.task_budget_bytes, "peak": peak, "by_owner": {}},
             "workers": slots,
             "stages": shown,

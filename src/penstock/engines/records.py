@@ -67,7 +67,9 @@ class PhaseRecords:
         self.stages: dict[tuple[str, str], dict[str, Any]] = {}
         self.schema: str | None = None
         """Columns of the rows: those of a part with rows, if there is one."""
-        self.peak_bytes = self.bad_rows = 0
+        self.peak_bytes = 0
+        self.bad_reasons = Counter[str]()
+        """Bad rows of all tasks, by reason."""
         self.key_starts: dict[int, npt.NDArray[np.int64]] = {}
         self._schema_rank = (False, 0)
 
@@ -80,7 +82,7 @@ class PhaseRecords:
         self.dropped.update(record["dropped"])
         self.changed.update(record["changed"])
         self.bad[number] = dict(record["bad"]) or _NONE
-        self.bad_rows += sum(record["bad"].values())
+        self.bad_reasons.update(record["bad"])
         self.peak_bytes = max(self.peak_bytes, record["peak_bytes"])
         add_stages(self.stages, record["stages"])
         rank = (record["rows"] > 0, -number)

@@ -12,6 +12,7 @@ from penstock.engines.ray_connection import connect
 from penstock.errors import ConfigError
 from penstock.feed.server import FeedServer, TLSFiles
 from penstock.loaders.loader_file import LoaderConfig
+from penstock.metrics.targets import Metrics, MetricsConfig
 
 _START_SECONDS = 300.0
 
@@ -24,7 +25,8 @@ class FeedReplicas:
 
     A server listens on the address of its node, which needs a `token` unless the cluster is this machine. Replica `i`
     has the port `port + i`, and comes back there after a crash; with `port=0` ports are free ones, and a replica that
-    crashed is gone. Every node needs the data, at the same path.
+    crashed is gone. Every node needs the data, at the same path. `metrics` is where metrics of the servers go; the
+    number of a replica is its rank there.
     """
 
     def __init__(
@@ -37,15 +39,17 @@ class FeedReplicas:
         token: str | None = None,
         tls: TLSFiles | None = None,
         budget: int | str = "1 GiB",
+        metrics: Metrics = None,
     ) -> None:
         if count < 1:
             raise ConfigError(f"expected at least one replica, got {count}")
         self._connected = connect(None if engine == "ray" else engine, None, 10.0)
         self._ray: Any = require("ray", "ray")
         actor = self._ray.remote(_Replica).options(num_cpus=1, max_restarts=-1 if port else 0)
-        given = {"token": token, "tls": tls, "budget": budget}
+        watched = None if metrics is None else MetricsConfig.of(metrics)  # refused here, not by an actor
+        given = {"token": token, "tls": tls, "budget": budget, "metrics": watched}
         where = str(Path.cwd())
-        self._actors = [actor.remote(config, where, port + number if port else 0, given) for number in range(count)]
+        self._actors = [actor.remote(config, where, port + n if port else 0, given, n) for n in range(count)]
         try:
             found = self._ray.get([each.address.remote() for each in self._actors], timeout=_START_SECONDS)
         except Exception as error:  # noqa: BLE001 - the error of the actor is raised
@@ -73,9 +77,10 @@ class FeedReplicas:
 class _Replica:
     """Actor that holds a server."""
 
-    def __init__(self, config: LoaderConfig, directory: str, port: int, given: dict[str, Any]) -> None:
+    def __init__(self, config: LoaderConfig, directory: str, port: int, given: dict[str, Any], number: int) -> None:
         if Path(directory).is_dir():
             os.chdir(directory)  # paths of a loader file are relative to it
+        os.environ["RANK"] = str(number)  # the label that keeps metrics of replicas apart
         host = require("ray.util", "ray").get_node_ip_address()
         self._error: Exception | None = None
         try:

@@ -218,6 +218,8 @@ class FeedServer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._watch is not None:
+            self._watch.end(error=error)
         self.close()
 
     def __repr__(self) -> str:

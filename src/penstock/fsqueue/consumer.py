@@ -200,6 +200,7 @@ class DatasetConsumer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._member.end_metrics(error)
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -307,6 +308,7 @@ def _pair_of(meta: Mapping[str, Any]) -> tuple[str, str] | None:
 
 def _release(member: QueueMember, readers: dict[str, QueueReader]) -> None:
     """Release what was not delivered, and leave the queue."""
+    member.end_metrics()
     closing = list(readers.values())
     readers.clear()
     try:

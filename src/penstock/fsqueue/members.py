@@ -256,10 +256,14 @@ class QueueMember:
         if self.reaper.due:
             self.reaper.reap(alive=self.id)
 
+    def end_metrics(self, error: BaseException | None = None) -> None:
+        """Write the last metrics, while they can still be read."""
+        if self._metrics_watch is not None:
+            self._metrics_watch.end(error=error)
+
     def leave(self) -> None:
         """Become invisible; a second call does nothing."""
-        if self._metrics_watch is not None:
-            self._metrics_watch.end()
+        self.end_metrics()
         self._heartbeat.stop()
         name, self._name = self._name, None
         if name is not None:

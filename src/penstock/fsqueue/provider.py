@@ -21,7 +21,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
@@ -119,6 +119,8 @@ class DataProviderBase(ABC):
         self.queue_dir = require_local(queue_dir or self._config["queue_dir"] or self.data_dir / "queue", "queue_dir")
         self.proportions: Mapping[str, float] = self._config["split_proportions"]
         self.options = QueueOptions.of(options, keywords, without=("timeout_seconds", "poll_seconds"))
+        if self.options.metrics is None and self._config["metrics"] is not None:
+            self.options = replace(self.options, metrics=self._config["metrics"])
         self.batch_index = 0
         """Number k of the batch that `sample_batch` makes."""
         self._columns: BatchColumns | None = None
@@ -178,6 +180,9 @@ class DataProviderBase(ABC):
                 for publisher in publishers.values():
                     publisher.set_end()
                 return self._fill(member, publishers, on_progress)
+            except BaseException as error:
+                member.end_metrics(error)
+                raise
             finally:
                 member.leave()
 
@@ -254,6 +259,7 @@ class DataProviderBase(ABC):
             if on_progress is not None and time.monotonic() - reported >= _PROGRESS_SECONDS:
                 reported = time.monotonic()
                 on_progress(_progress(publishers, began, waiting=backoff is not None))
+        self._paused = False
         return _progress(publishers, began, waiting=False)
 
     def _choose(self, publishers: Mapping[str, Publisher]) -> tuple[Publisher, int] | None:

@@ -80,6 +80,11 @@ class EpochIterator:
         self.over = False
         """True after the last key of the epoch."""
 
+    @property
+    def in_process(self) -> bool:
+        """True in the process that requests the keys, False in its worker processes."""
+        return self._process == os.getpid()
+
     def __iter__(self) -> Self:
         return self
 
@@ -98,7 +103,7 @@ class EpochIterator:
 
     def position(self) -> Any:
         """Position after the last batch. Known only if this process makes the batches as they are requested."""
-        if self._process != os.getpid():  # a copy in a worker process
+        if not self.in_process:
             return self._loader._position
         if self.next_batch != self.next_key:
             raise ResumeError(

@@ -26,6 +26,7 @@ from penstock.loaders.counters import LoaderCounters
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.profile import Profile
 from penstock.loaders.source import LoaderSource
+from penstock.metrics.readings import name_of
 from penstock.metrics.targets import MetricsConfig
 from penstock.metrics.watch import MetricsWatch
 from penstock.order.plan import Plan
@@ -77,6 +78,13 @@ class _Interruptible(Protocol):
     """An engine that may wait for rows. If `interrupt` returns True it has to be closed, and works again then."""
 
     def interrupt(self) -> bool: ...
+
+
+@runtime_checkable
+class _Counting(Protocol):
+    """An engine that counts the rows it reads."""
+
+    def readings(self) -> dict[str, float]: ...
 
 
 class DataLoader:
@@ -239,7 +247,14 @@ class DataLoader:
         """Batch `number` of this epoch, at any position of the loader; or the batch of a key of `sampler()`."""
         self._check_ready()
         if isinstance(number, BatchKey):
-            return DeviceTransfer(self.options, self._context).move(batch_of(self, number))
+            # A worker process of torch counts nothing: nobody would ask it.
+            counters = self._watched() if self._loop is not None and self._loop.in_process else None
+            if counters is not None:
+                counters.request()
+            batch = DeviceTransfer(self.options, self._context).move(batch_of(self, number))
+            if counters is not None:
+                counters.deliver(batch)
+            return batch
         if called_by_torch():
             refuse(f"requested item {number!r} without an epoch, so that every epoch would repeat the first")
         if not isinstance(number, (int, np.integer)):
@@ -353,8 +368,14 @@ class DataLoader:
 
     def _more_metrics(self) -> dict[str, float]:
         """Metrics of the position, the prefetching and the budget."""
-        found: dict[str, float] = {"penstock_loader_step": self.step, "penstock_loader_epoch": self.epoch}
+        last = None if self._loop is None or self._counters is None else self._counters.last
+        step, epoch = (self.step, self.epoch) if last is None else (last[0] + 1, last[1])
+        found: dict[str, float] = {"penstock_loader_step": step, "penstock_loader_epoch": epoch}
         prefetcher, budget = self._prefetcher, self.options.memory
+        if isinstance(self._engine, _Counting):
+            found |= (rows := self._engine.readings())
+            lost = (value for key, value in rows.items() if name_of(key) == "penstock_pipeline_tokens_dropped_total")
+            found["penstock_loader_truncated_tokens_total"] = sum(lost)
         if prefetcher is not None:
             found["penstock_loader_prefetched_batches"] = prefetcher.ready
         if budget is not None:
@@ -408,7 +429,7 @@ class DataLoader:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if error is not None and self._metrics_watch is not None:
-            self._metrics_watch.end("failed", error)
+            self._metrics_watch.end(error=error)
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -45,9 +45,11 @@ class LoaderCounters:
         self._waiting = self._training = False
         self._steps = self._samples = self._tokens = self._places = self._truncated = 0
         self._waited = self._trained = 0.0
-        self._uncounted: deque[tuple[Any, Any]] = deque()
+        self._uncounted: deque[tuple[Any, Any, Any]] = deque()
+        self.last: tuple[int, int] | None = None
+        """Step and epoch of the last batch that says them."""
         self._names: Sequence[str] = ()
-        self._parts: Counter[str] = Counter()
+        self._by_source: Counter[str] = Counter()
         self._marks: deque[tuple[float, int, int, float]] = deque()
         self._failed = False
         self._lock = renewed(threading.Lock())
@@ -78,6 +80,8 @@ class LoaderCounters:
 
     def _add(self, batch: TrainingBatch, now: float) -> None:
         facts = batch.metadata
+        if "step" in facts:
+            self.last = facts["step"], facts.get("epoch", 0)
         rows, columns = _shape(batch)
         tokens = batch._num_tokens
         self._places += rows * columns
@@ -90,11 +94,11 @@ class LoaderCounters:
         names = facts.get("sources")
         if names is not None and (len(names) > 1 or self._truncates):
             self._names = names
-            self._uncounted.append((facts.get("source"), facts.get("row") if self._truncates else None))
+            self._uncounted.append((facts.get("source"), samples, facts.get("row") if self._truncates else None))
             if len(self._uncounted) >= _UNCOUNTED:
                 self._count()
         elif (name := facts.get("loader")) is not None:
-            self._parts[name] += 1
+            self._by_source[name] += 1  # weights of such a mixture count batches
         if self.spans is not None:
             self.spans.add("batch", f"step {facts.get('step')}", now - self._requested, tokens=tokens or 0, rows=rows)
 
@@ -113,7 +117,7 @@ class LoaderCounters:
         waited = self._waited + (now - self._requested if self._waiting else 0.0)
         trained = self._trained + (now - self._delivered if self._training else 0.0)
         tokens_per_second, steps_per_second, wait_share = self._rates(now, waited)
-        places, parts = self._places, sum(self._parts.values())
+        places, drawn = self._places, sum(self._by_source.values())
         found: Readings = {
             "penstock_loader_seconds": now - self._began,
             "penstock_loader_steps_total": self._steps,
@@ -128,9 +132,9 @@ class LoaderCounters:
             "penstock_loader_padding_ratio": 1 - min(self._tokens, places) / places if places else 0.0,
             "penstock_loader_truncated_tokens_total": self._truncated,
         }
-        for name, number in sorted(self._parts.items()):
-            found[key_of("penstock_loader_source_parts_total", source=name)] = number
-            found[key_of("penstock_loader_source_ratio", source=name)] = number / parts
+        for name, number in sorted(self._by_source.items()):
+            found[key_of("penstock_loader_source_samples_total", source=name)] = number
+            found[key_of("penstock_loader_source_ratio", source=name)] = number / drawn
         return found
 
     def _rates(self, now: float, waited: float) -> tuple[float, float, float]:
@@ -152,20 +156,30 @@ class LoaderCounters:
         """Count the row numbers of the batches before; the training thread and a reader take turns."""
         with self._lock:
             waiting = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
-            waiting = [pair for pair in waiting if pair[0] is not None and len(pair[0])]
+            waiting = [each for each in waiting if each[0] is not None and len(each[0])]
             if waiting:
                 self._add_rows(waiting)
 
-    def _add_rows(self, waiting: list[tuple[Any, Any]]) -> None:
-        sources = np.concatenate([source for source, _ in waiting])
-        numbers = np.bincount(sources, minlength=len(self._names)).tolist()
+    def _add_rows(self, waiting: list[tuple[Any, Any, Any]]) -> None:
+        sources = np.concatenate([source for source, _, _ in waiting])
         if len(self._names) > 1:
-            self._parts.update({name: number for name, number in zip(self._names, numbers) if number})
+            # A sample is of one source, as weights have it; its parts are as many as its documents are short.
+            firsts = np.concatenate([_firsts(source, samples) for source, samples, _ in waiting])
+            numbers = np.bincount(sources[firsts], minlength=len(self._names)).tolist()
+            self._by_source.update({name: number for name, number in zip(self._names, numbers) if number})
         if self._truncates:
-            rows = np.concatenate([rows for _, rows in waiting])
+            rows = np.concatenate([rows for _, _, rows in waiting])
             for number, cut in enumerate(self._cuts):
                 if cut is not None and len(mine := rows[sources == number]):
                     self._truncated += cut[0].lost_tokens(cut[1](mine))
+
+
+def _firsts(source: npt.NDArray[Any], samples: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:
+    """True for the first part of each sample of a batch."""
+    first = np.ones(len(source), np.bool_)
+    if samples is not None:
+        np.not_equal(samples[1:], samples[:-1], out=first[1:])
+    return first
 
 
 def _shape(batch: TrainingBatch) -> tuple[int, int]:

@@ -33,8 +33,9 @@ class PrometheusServer:
         self.labels: dict[str, str] = {}
 
     def begin(self, run: RunFacts) -> None:
-        self._board = _board_of(self.host, self.port)
-        self.labels = {**run.labels, "run": self._board.join(self, run.name)}
+        with _lock:  # or the last run before this one ends the server in between
+            self._board = _board_of(self.host, self.port)
+            self.labels = {**run.labels, "run": self._board.join(self, run.name)}
 
     def write(self, reading: Reading) -> None:
         self.reading = reading.metrics
@@ -89,9 +90,9 @@ class _Board:
                 self._exporters.remove(exporter)
             if self._exporters or _boards.pop(self.key, None) is None:
                 return
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+            self._server.shutdown()  # under the lock: the next run of this process finds the port free
+            self._server.server_close()
+            self._thread.join()
 
     def collect(self) -> Iterator[Any]:
         """Metric families for a scrape; called by the server."""

@@ -137,13 +137,16 @@ class MetricsWatch:
         self._thread.start()
         return self
 
-    def end(self, end: str = "finished", error: BaseException | None = None, report: Any = None) -> None:
-        """Write the last reading and the end of the run. A second call does nothing; waits some seconds at most."""
+    def end(self, end: str | None = None, error: BaseException | None = None, report: Any = None) -> None:
+        """Write the last reading and the end of the run, which depends on the error that ended it, if any.
+
+        A second call does nothing; waits some seconds at most.
+        """
         with self._lock:
             if self._ending is not None or self._process != os.getpid():
                 return
-            said = None if error is None else f"{type(error).__name__}: {error}"
-            self._ending = RunEnd(0.0, end, said, report)
+            said = None if error is None else f"{type(error).__name__}: {error}".removesuffix(": ")
+            self._ending = RunEnd(0.0, end or _end_of(error), said, report)
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_GRACE_SECONDS)
@@ -158,6 +161,9 @@ class MetricsWatch:
     def _work(self) -> None:
         for guard in self._guards:
             guard.call("begin", self.run, always=True)
+        # Once more: what ends last was registered first, and packages such as wandb registered their ends just now.
+        atexit.unregister(_end_all)
+        atexit.register(_end_all)
         pause = 0.0  # the first reading at once: a short run has one too
         while not self._stop.wait(pause):
             began = time.thread_time()
@@ -210,12 +216,17 @@ def ending(watch: MetricsWatch | None) -> Iterator[Callable[[Any], Any]]:
     except BaseException as error:
         if isinstance(error, TimeoutError) and not isinstance(error, PenstockError):
             raise
-        stopped = isinstance(error, (KeyboardInterrupt, SystemExit, StoppedError))
-        watch.end("stopped" if stopped else "failed", error)
+        watch.end(error=error)
         raise
     else:
         to_dict = getattr(reports[0], "to_dict", None) if reports else None
-        watch.end("finished", report=to_dict() if callable(to_dict) else None)
+        watch.end(report=to_dict() if callable(to_dict) else None)
+
+
+def _end_of(error: BaseException | None) -> str:
+    if error is None:
+        return "finished"
+    return "stopped" if isinstance(error, (KeyboardInterrupt, SystemExit, StoppedError)) else "failed"
 
 
 class _Guard:

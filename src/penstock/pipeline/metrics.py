@@ -205,6 +205,20 @@ def reason_readings(
     return found
 
 
+def job_readings(snapshot: Mapping[str, Any], *, on_error: str) -> Readings:
+    """Metrics of the snapshot of a job, whose `report` is there at the end. What tasks use now is not known."""
+    report: Mapping[str, Any] = snapshot.get("report", {})
+    rows = {name: report[name] for name in ("rows_in", "rows_out") if name in report}
+    found = pipeline_readings({**snapshot, **rows})
+    found.pop("penstock_pipeline_budget_used_bytes", None)
+    if report:
+        found["penstock_pipeline_rows_done_total"] = report["rows_in"]
+        found |= reason_readings(report["dropped"], report["changed"], report["quarantined"], "quarantine")
+        return found | reason_readings({}, {}, report["skipped"], "skip")
+    why = snapshot.get("reasons")
+    return found if why is None else found | reason_readings(why["dropped"], why["changed"], why["bad"], on_error)
+
+
 def percentile(histogram: list[int], share: float) -> float:
     """Seconds below which `share` of the batches stayed, to within a bucket (a factor of 1.33)."""
     total = sum(histogram)

@@ -9,6 +9,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path, PurePath
 from types import TracebackType
 from typing import Any, Self, cast
@@ -31,7 +32,7 @@ from penstock.pipeline.context import Context
 from penstock.pipeline.delivery import DeliveryPosition
 from penstock.pipeline.event_loop import AsyncBatches, CallThread, called_on
 from penstock.pipeline.functions import as_transform
-from penstock.pipeline.metrics import pipeline_readings
+from penstock.pipeline.metrics import job_readings
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.report import Report
 from penstock.pipeline.runner import Runner, SinkThread
@@ -351,9 +352,11 @@ class Pipeline:
                 progress(snapshot)
 
         watched = MetricsConfig.of(metrics)
-        watch = self._watch_run(watched, lambda: pipeline_readings(last), lambda: last.get("bottleneck"))
-        with ending(watch) as end:
-            return cast(Report, end(_engines().run_pipeline(self, engine, checkpoint, show, positions)))
+        read = partial(job_readings, last, on_error=self.config.on_error)
+        with ending(self._watch_run(watched, read, lambda: last.get("bottleneck"))) as end:
+            report = cast(Report, end(_engines().run_pipeline(self, engine, checkpoint, show, positions)))
+            last["report"] = report.to_dict()  # with the steps that run in one place, for the last reading
+            return report
 
     def _watch_run(
         self, metrics: MetricsConfig, read: Callable[[], Readings], note: Callable[[], str | None]

@@ -140,7 +140,7 @@ def _speed(part: RunPart) -> Section | None:
             )
     for name, caption in (
         ("penstock_loader_data_wait_ratio", "Share of the time that the trainer waited for data, in percent"),
-        ("penstock_loader_source_ratio", "Realised mixture: share of documents by source, in percent"),
+        ("penstock_loader_source_ratio", "Realised mixture: share of samples by source, in percent"),
     ):
         lines = {short_name(label): (xs, 100 * ys) for label, (xs, ys) in part.series(name).items()}
         if lines:

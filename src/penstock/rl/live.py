@@ -139,11 +139,7 @@ class LiveBuffer:
 
     def close(self) -> None:
         """End the source; rollouts in the buffer are still used. A second call does nothing."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-        if self._watch is not None:
-            self._watch.end()
+        self._end(None)
 
     def appends(self, rank: Rank, tokenizer: Tokenizer | None) -> Appends:
         """Appends for a loader."""
@@ -159,7 +155,14 @@ class LiveBuffer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._watch is not None:
+            self._watch.end(error=error)
 
     def __len__(self) -> int:
         """Rollouts that wait to be read."""

@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +23,14 @@ import pytest
 from tests.servers import free_ports
 from tests.waits import wait_for
 
-from penstock import Pipeline, PretrainDataLoader
+from penstock import DatasetConsumer, Pipeline, PretrainDataLoader
 from penstock.errors import ConfigError, StageError
-from penstock.metrics import MetricsConfig, MetricsWatch, Reading, RunEnd, RunFacts, key_of, open_exporter
+from penstock.feed import FeedServer
+from penstock.fsqueue import DataProviderBase
+from penstock.metrics import MetricsConfig, MetricsWatch, Reading, RunEnd, RunFacts, key_of, open_exporter, prometheus
 from penstock.metrics.metrics_file import MetricsFile
+from penstock.metrics.prometheus import PrometheusServer
+from penstock.rl import LiveBuffer
 from penstock.testing import FailingTransform, RowsSource
 from token_stores import make_rows, make_store
 
@@ -187,6 +192,64 @@ def test_the_end_of_a_loader_is_that_of_its_block(tmp_path: Path) -> None:
     assert (last["end"], last["error"]) == ("failed", "ZeroDivisionError: division by zero")
 
 
+@pytest.mark.parametrize("kind", ["loader", "consumer", "provider", "buffer", "feed"])
+@pytest.mark.parametrize(
+    ("error", "end", "said"),
+    [(KeyboardInterrupt(), "stopped", "KeyboardInterrupt"), (OSError("no"), "failed", "OSError: no")],
+)
+def test_what_is_left_by_an_error_says_so_and_ctrl_c_is_no_failure(
+    tmp_path: Path, kind: str, error: BaseException, end: str, said: str
+) -> None:
+    path = tmp_path / "m.jsonl"
+
+    def work(stack: ExitStack) -> None:
+        if kind in ("loader", "feed"):
+            make_store(tmp_path / "a", make_rows(64, 12))
+            metrics = path if kind == "loader" else None
+            loader = PretrainDataLoader(tmp_path / "a", chunk_size=8, backend="numpy", metrics=metrics)
+            stack.enter_context(loader).get_batch()
+            if kind == "feed":
+                stack.enter_context(FeedServer(loader, metrics=path))
+        elif kind == "buffer":
+            buffer = stack.enter_context(LiveBuffer(metrics=path))
+            buffer.append({"prompt_ids": [1], "response_ids": [2], "reward": 1.0})
+        else:
+            settings = {"dataset": "a", "batch_size": 1, "block_size": 1, "data_root": str(tmp_path)}
+            provider = Ones(settings, metrics=path if kind == "provider" else None)
+            if kind == "provider":
+                provider.error = error
+            provider.run(max_batches=1)
+            stack.enter_context(DatasetConsumer(provider.queue_dir, backend="numpy", metrics=path)).get_batch()
+        raise error
+
+    with pytest.raises(type(error)), ExitStack() as stack:
+        work(stack)
+    last = lines_of(path)[-1]
+    assert (last["end"], last["error"]) == (end, said)
+
+
+class Ones(DataProviderBase):
+    """Provider that may fail."""
+
+    error: BaseException | None = None
+
+    def build_meta(self) -> dict[str, Any]:
+        return {"training_type": "CLM", "vocab_size": 2, "batch_schema": [{"name": "x", "dtype": "int64", "shape": []}]}
+
+    def sample_batch(self, split: str, rng: np.random.Generator) -> dict[str, Any]:
+        if self.error is not None:
+            raise self.error
+        return {"x": np.ones(self.batch_size, np.int64)}
+
+
+def test_metrics_of_a_provider_can_be_named_in_its_config(tmp_path: Path) -> None:
+    config = {"dataset": "a", "batch_size": 1, "block_size": 1, "data_root": str(tmp_path)}
+    Ones({**config, "metrics": str(tmp_path / "m.jsonl")}).run(max_batches=1)
+    assert lines_of(tmp_path / "m.jsonl")[-1]["end"] == "finished"
+    with pytest.raises(ConfigError, match="unknown scheme 'prometeus'; did you mean 'prometheus'"):
+        Ones({**config, "metrics": "prometeus://:9464"})
+
+
 # Exporters never hurt
 
 
@@ -315,6 +378,28 @@ def test_two_loaders_of_a_process_share_a_server_and_have_series_of_their_own() 
     first.end()
     assert fetch(port).count("penstock_loader_epoch{") == 1
     second.end()
+
+
+def test_a_run_that_begins_while_the_last_one_ends_keeps_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    first, second = PrometheusServer("127.0.0.1", port), PrometheusServer("127.0.0.1", port)
+    run, end = RunFacts("loader", "train"), RunEnd(1.0, "finished")
+    first.begin(run)
+    ending = threading.Thread(target=first.end, args=(end,))
+    board_of = prometheus._board_of
+
+    def while_the_first_ends(host: str, port: int) -> Any:
+        board = board_of(host, port)
+        ending.start()
+        ending.join(0.2)  # it cannot end now; without a lock it would
+        return board
+
+    monkeypatch.setattr(prometheus, "_board_of", while_the_first_ends)
+    second.begin(run)
+    ending.join()
+    second.write(Reading(1.0, 1.0, {"penstock_loader_epoch": 3}))
+    assert "penstock_loader_epoch" in fetch(port)
+    second.end(end)
 
 
 def test_a_taken_port_is_passed_over_and_said(caplog: pytest.LogCaptureFixture) -> None:

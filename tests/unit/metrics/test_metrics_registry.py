@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import penstock
 from penstock import DatasetConsumer, MixedDataLoader, Pipeline, RolloutDataLoader
+from penstock.engines.driver import JobOptions
+from penstock.engines.executor import InProcess
+from penstock.engines.run import JobEngine
 from penstock.feed import FeedServer
 from penstock.fsqueue import DataProviderBase
 from penstock.metrics import INSTRUMENTS, instrument_of, key_of, labels_of, name_of
@@ -139,6 +143,105 @@ def test_metrics_of_a_mixture_are_in_the_registry_and_exact(tmp_path: Path) -> N
     assert 0 < waited <= found["penstock_loader_seconds"]
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_realised_mixture_counts_samples_as_weights_do(tmp_path: Path, streaming: bool) -> None:
+    make_store(tmp_path / "short", make_rows(400, 4, shortest=2))
+    make_store(tmp_path / "long", make_rows(100, 30, shortest=20))
+    packed = {"chunk_size": 32, "packing": "best_fit"}
+    streams = {
+        name: penstock.PretrainDataLoader(tmp_path / name, streaming=True, backend="numpy", **packed)  # type: ignore[arg-type]
+        for name in ("short", "long")
+    }
+    sources: Any = streams if streaming else {name: tmp_path / name for name in ("short", "long")}
+    options: dict[str, Any] = {"batch_size": 1} if streaming else {"batch_size": 4, **packed}
+    with MixedDataLoader(sources, {"short": 1, "long": 3}, backend="numpy", **options) as loader:
+        batches = [loader.get_batch() for _ in range(8)]
+        found = loader.metrics()
+    for stream in streams.values():
+        stream.close()
+    drawn = [
+        batch.metadata["sources"][source]
+        for batch in batches
+        for source, _ in dict.fromkeys(zip(batch.metadata["source"].tolist(), batch.metadata["sample"].tolist()))
+    ]
+    assert len(drawn) == 8 * options["batch_size"]
+    for name, share in (("short", 0.25), ("long", 0.75)):
+        assert found[key_of("penstock_loader_source_samples_total", source=name)] == drawn.count(name)
+        assert found[key_of("penstock_loader_source_ratio", source=name)] == share
+
+
+def test_a_stream_counts_what_it_cuts_off_and_sets_aside(tmp_path: Path) -> None:
+    texts = [{"text": "x" * length} for length in (5, 20, 9, 31)]
+    lines = [json.dumps(text) for text in texts]
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines[:2], "{broken", *lines[2:]]) + "\n")
+    tokenizer = ByteTokenizer()
+    with penstock.PretrainDataLoader(
+        tmp_path / "in.jsonl",
+        tokenizer,
+        chunk_size=16,
+        packing="best_fit",
+        truncation="right",
+        streaming=True,
+        on_error="quarantine",
+        quarantine=tmp_path / "bad.jsonl",
+        backend="numpy",
+    ) as loader:
+        kept = sum(batch.num_tokens for batch in loader)
+        found = loader.metrics()
+    check_known(found, "loader", "pipeline")
+    with penstock.PretrainDataLoader(texts, tokenizer, chunk_size=64, packing="best_fit", backend="numpy") as whole:
+        tokens = sum(batch.num_tokens for batch in whole)
+    assert found["penstock_loader_truncated_tokens_total"] == tokens - kept > 0
+    (cut,) = (value for key, value in found.items() if "tokens_dropped" in key)
+    assert cut == tokens - kept
+    (bad,) = (value for key, value in found.items() if "rows_quarantined" in key)
+    assert bad == 1
+    assert found["penstock_pipeline_rows_in_total"] == 4
+
+
+def test_metrics_of_a_job_have_the_rows_by_reason(tmp_path: Path) -> None:
+    def check(row: dict[str, Any]) -> dict[str, Any]:
+        if row["text"].endswith("9"):
+            raise ValueError("a nine")
+        return row
+
+    lines = [json.dumps({"text": f"Hello {number}"}) for number in range(50)]
+    (tmp_path / "in.jsonl").write_text("\n".join([*lines, "{broken"]) + "\n")
+    config = PipelineConfig(on_error="quarantine", quarantine=tmp_path / "bad.jsonl")
+    pipeline = Pipeline(
+        tmp_path / "in.jsonl", [Filter("text != 'Hello 3'"), check], tmp_path / "out.parquet", config, "256 MiB"
+    )
+    engine = JobEngine(executor=InProcess, options=JobOptions())
+    report = pipeline.run(tmp_path / "job", engine=engine, metrics=tmp_path / "m.jsonl")
+    *_, last, end = map(json.loads, (tmp_path / "m.jsonl").read_text().splitlines())
+    found = last["metrics"]
+    check_known(found, "pipeline", "stage")
+    assert end["report"]["quarantined"] == report.quarantined
+    assert (
+        found["penstock_pipeline_rows_in_total"] == found["penstock_pipeline_rows_done_total"] == report.rows_in == 51
+    )
+    assert found["penstock_pipeline_rows_out_total"] == report.rows_out == 44
+    by_reason = {labels_of(key)["reason"]: value for key, value in found.items() if "quarantined" in key}
+    assert by_reason == report.quarantined
+    assert sum(by_reason.values()) == 6
+    assert sum(value for key, value in found.items() if "rows_dropped" in key) == 1
+    # Peaks of tasks are no usage: an alert on a full budget would fire for ever.
+    assert "penstock_pipeline_budget_used_bytes" not in found
+
+
+def test_a_dataloader_of_torch_without_workers_is_counted(tmp_path: Path) -> None:
+    data = pytest.importorskip("torch.utils.data")
+    make_store(tmp_path / "a", make_rows(32, 12))
+    with penstock.PretrainDataLoader(
+        tmp_path / "a", chunk_size=8, batch_size=4, metrics=tmp_path / "m.jsonl"
+    ) as loader:
+        batches = list(data.DataLoader(loader, batch_size=None, sampler=loader.sampler()))
+        found = loader.metrics()
+    assert found["penstock_loader_steps_total"] == found["penstock_loader_step"] == len(batches)
+    assert found["penstock_loader_places_total"] == sum(batch["input_ids"].numel() for batch in batches)
+    assert (tmp_path / "m.jsonl").exists()
+
+
 def test_counting_makes_no_field_of_a_batch(tmp_path: Path) -> None:
     make_store(tmp_path / "a", make_rows(32, 12))
     with penstock.PretrainDataLoader(tmp_path / "a", chunk_size=8, backend="numpy", prefetch=0) as loader:
@@ -177,7 +280,10 @@ def test_metrics_of_queue_members_are_in_the_registry(tmp_path: Path) -> None:
     for name, kind in (("provider", "provider"), ("consumer", "consumer")):
         text = (tmp_path / f"{name}.jsonl").read_text()
         assert f'"kind":"queue","name":"{kind}"' in text
-        assert text.splitlines()[-1].endswith('"end":"finished"}')
+        *_, last, end = map(json.loads, text.splitlines())
+        assert end["end"] == "finished"
+        wanted = 40 if kind == "provider" else 1
+        assert last["metrics"][key_of("penstock_queue_member_batches_total", split="train")] == wanted
 
 
 @pytest.mark.parametrize("kind", ["buffer", "queue"])

@@ -202,7 +202,7 @@ def test_a_run_of_a_loader_has_tokens_data_wait_and_mixture(tmp_path: Path) -> N
     assert shown["steps"].startswith("12")
     assert shown["data wait"].startswith("25.0%")
     captions = [caption.text for caption in page.all("figcaption")]
-    assert "Realised mixture: share of documents by source, in percent" in captions
+    assert "Realised mixture: share of samples by source, in percent" in captions
 
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.files.filesystems import is_object_url, name_of, shown
 from penstock.loaders.source import Paths, Sampling, batch_layout, check_plain, check_stores, pad_id_of, stores_at
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
+from penstock.metrics.readings import Readings
 from penstock.sources.inputs import as_input
 from penstock.store import Store
 from penstock.store.foreign.base import ForeignStore
@@ -169,6 +170,10 @@ class StreamEngine:
     def interrupt(self) -> bool:
         """Make a batch that waits for rows of a live source fail; then the engine has to be closed, and works again."""
         return self.reader.interrupt()
+
+    def readings(self) -> Readings:
+        """Metrics of the rows that were read: see `StreamCounts`."""
+        return self.reader.counts.readings()
 
     def close(self) -> None:
         self.reader.close()

@@ -20,6 +20,7 @@ from penstock.loaders.streamed.engine import StreamEngine
 from penstock.loaders.streamed.reader import StreamReader
 from penstock.loaders.streamed.steps import Sample, StreamPosition
 from penstock.loaders.streamed.stream import CollatedSamples
+from penstock.metrics.readings import Readings
 from penstock.order.mixing import Drawn, Mixture
 from penstock.order.samples import Samples
 from penstock.order.schedules import Schedule
@@ -134,6 +135,14 @@ class StreamMixEngine:
         starts = tuple((int(epoch), int(used)) for epoch, used in state["starts"])
         step, epoch = int(state["step"]), int(state["epoch"])
         return StreamMixPosition(drawn, tuple(places), step, epoch, tuple(state["used"]), starts)
+
+    def readings(self) -> Readings:
+        """Metrics of the rows that this rank has read, of all streams."""
+        found: Readings = {}
+        for reader in self._readers:
+            for key, value in reader.counts.readings().items():
+                found[key] = found.get(key, 0) + value
+        return found
 
     def close(self) -> None:
         for reader in self._readers:

@@ -18,10 +18,11 @@ from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.loaders.streamed.catalog import ROW, Catalog
 from penstock.loaders.streamed.rows import TokenRows
+from penstock.metrics.readings import Readings
 from penstock.order.permutation import Permutation, derive_key
 from penstock.pipeline.chain import BrokenStageError, Chain, Ran, StepError, stage_name
 from penstock.pipeline.config import PipelineConfig
-from penstock.pipeline.metrics import StageMetrics, tokens_in
+from penstock.pipeline.metrics import StageMetrics, reason_readings, tokens_in
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import Finishing, Rejected, Stateful, Transform, TwoPart
 from penstock.sources.splits import SplitReader, SplitRows, open_split
@@ -306,6 +307,7 @@ class StreamCounts:
         if path is not None and rank.world_size > 1:
             path = path.with_name(f"{path.stem}-{rank.rank}{path.suffix}")
         self._bad = BadRows(PipelineConfig(on_error=on_error), path)  # type: ignore[arg-type]
+        self._on_error = on_error
         self.rows = 0
         """Rows read."""
         self.dropped: Counter[str] = Counter()
@@ -322,6 +324,11 @@ class StreamCounts:
     def dropped_tokens(self) -> dict[str, int]:
         """Tokens that are in no sample, by reason."""
         return tokens_in(self.changed)
+
+    def readings(self) -> Readings:
+        """Metrics by name: rows read, and rows and tokens left out, by reason; of windows that have begun."""
+        found: Readings = {"penstock_pipeline_rows_in_total": self.rows}
+        return found | reason_readings(dict(self.dropped), dict(self.changed), self.rejected, self._on_error)
 
     def add(self, window: WindowCounts) -> None:
         self.rows += window.read
