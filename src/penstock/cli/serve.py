@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -87,12 +88,10 @@ def serve(
 
 def read_token(path: Path | None) -> str | None:
     """Token of a file, or of the environment; None without either."""
-    text = (
-        os.environ.get(TOKEN_VARIABLE)
-        if path is None
-        else require_local(path, "--token-file").read_text(encoding="utf-8")
-    )
-    return clean_token(text, TOKEN_VARIABLE if path is None else str(path))
+    if path is None:
+        return clean_token(os.environ.get(TOKEN_VARIABLE), TOKEN_VARIABLE)
+    text = require_local(path, "--token-file").read_text(encoding="utf-8", errors="replace")
+    return clean_token(text, str(path))
 
 
 def read_tls(certificate: Path | None, key: Path | None) -> TLSFiles | None:
@@ -101,7 +100,17 @@ def read_tls(certificate: Path | None, key: Path | None) -> TLSFiles | None:
         return None
     if certificate is None or key is None:
         raise ConfigError("--tls-cert and --tls-key belong together; pass both, or neither")
-    return TLSFiles(require_local(certificate, "--tls-cert").read_bytes(), require_local(key, "--tls-key").read_bytes())
+    certificate, key = require_local(certificate, "--tls-cert"), require_local(key, "--tls-key")
+    found = TLSFiles(certificate.read_bytes(), key.read_bytes())
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: "")  # asks nobody
+    except ssl.SSLError as error:
+        told = f" ({error.reason})" if error.reason else ""
+        raise ConfigError(
+            f"--tls-cert {certificate} and --tls-key {key}: expected a certificate and its private key in PEM, the key "
+            f"without a passphrase{told}"
+        ) from None
+    return found
 
 
 @contextmanager

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import os
 import re
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -25,6 +27,7 @@ from penstock.feed.protocol import (
     decode,
     read_failure,
 )
+from penstock.files.listing import PathLike
 from penstock.files.states import to_json
 from penstock.memory import MemoryBudget
 from penstock.order.states import plan_parts
@@ -301,17 +304,33 @@ def clean_token(text: str | None, where: str) -> str | None:
     """Token without the space around it, such as the newline at the end of a file; None without one."""
     if text is None:
         return None
+    if not isinstance(text, str):  # not shown: it is a secret of another type
+        raise ConfigError(f"{where}: expected a token as text, got {type(text).__name__}")
     token = text.strip()
     if not token or not token.isascii() or not token.isprintable():
         raise ConfigError(f"{where}: expected a token of printable ASCII, such as the output of `openssl rand -hex 32`")
     return token
 
 
+def read_certificates(path: PathLike) -> bytes:
+    """Certificates to trust, in PEM. gRPC takes a file without any for a server that is away."""
+    data = Path(path).read_bytes()
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+    except ssl.SSLError as error:
+        raise ConfigError(
+            f"tls_root_certs={os.fspath(path)!r}: expected certificates in PEM ({error.reason}); pass the certificate "
+            "of the server, or of the authority that signed it"
+        ) from None
+    return data
+
+
 def read_addresses(given: str | Sequence[str]) -> list[str]:
     """Addresses of servers, `grpc://host:port` or `grpc+tls://host:port`."""
     found = [given] if isinstance(given, str) else list(given)
     for address in found:
-        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        known = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+        if known is None or not 0 < int(known[3]) < 1 << 16:
             raise ConfigError(f"expected an address such as grpc://host:8815 or grpc+tls://host:8815, got {address!r}")
     if not found:
         raise ConfigError("expected the address of at least one server, such as grpc://host:8815, got none")

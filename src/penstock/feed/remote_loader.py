@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from threading import TIMEOUT_MAX
 from typing import Any, Unpack
 
 from penstock._suggest import check_options
 from penstock.batching.options import LoaderOptions, Options, Output, Shard, flat_options, option_names
 from penstock.distributed.ranks import find_rank
 from penstock.errors import ConfigError
-from penstock.feed.connection import FeedConnection, config_parts, differences
+from penstock.feed.connection import FeedConnection, config_parts, differences, read_certificates
 from penstock.feed.remote_engine import RemoteEngine
 from penstock.feed.share import GroupShare
 from penstock.files.listing import PathLike
@@ -70,15 +70,11 @@ class RemoteLoader(DataLoader, options=(Shard, Output), without=("sharding",)):
     ) -> None:
         given = flat_options(options)
         _check_own(given)
-        if not deadline_seconds > 0 or not retry_seconds >= 0:
-            raise ConfigError(
-                f"expected deadline_seconds above 0 and retry_seconds of at least 0, got {deadline_seconds!r} and "
-                f"{retry_seconds!r}"
-            )
+        _check_seconds(deadline_seconds, retry_seconds)
         connection = FeedConnection(
             address,
             token=token,
-            tls_root_certs=None if tls_root_certs is None else Path(tls_root_certs).read_bytes(),
+            tls_root_certs=None if tls_root_certs is None else read_certificates(tls_root_certs),
             deadline_seconds=deadline_seconds,
             retry_seconds=retry_seconds,
             first=find_rank().rank if given.get("rank") is None else given["rank"],
@@ -127,6 +123,15 @@ def _check_own(given: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"{others[0]} is decided by the config of the server; change it there, such as penstock serve CONFIG --set "
             f"{others[0]}=..."
+        )
+
+
+def _check_seconds(deadline: Any, retry: Any) -> None:
+    numbers = all(isinstance(each, (int, float)) and not isinstance(each, bool) for each in (deadline, retry))
+    if not numbers or not 0 < deadline <= TIMEOUT_MAX or not retry >= 0:
+        raise ConfigError(
+            "expected deadline_seconds above 0 and finite, and retry_seconds of at least 0, got "
+            f"{deadline!r} and {retry!r}"
         )
 
 

@@ -127,9 +127,10 @@ class FeedServer:
                 middleware={} if not token else {"token": _TokenCheck(token)},
             )
         except (pa.ArrowException, OSError, ValueError) as error:
+            keys = "" if tls is None else ", or `tls` not a certificate and its private key in PEM"
             raise OSError(
                 f"cannot serve at {place}: {str(error).split('. Detail')[0]}; the port may be taken (0 finds a free "
-                "one), or the host not an address of this machine"
+                f"one), or the host not an address of this machine{keys}"
             ) from None
         self._flight.service = self._service
         self._stopped = threading.Event()

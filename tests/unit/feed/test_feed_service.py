@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from penstock.batching.options import Shard
+from penstock.cli.serve import read_tls
 from penstock.distributed.sharding import Balanced, Strided
 from penstock.errors import ConfigError, ResumeError
 from penstock.feed import FeedServer, RemoteLoader, TLSFiles, protocol
@@ -78,10 +79,22 @@ def test_an_address_without_a_server_is_named_with_what_to_do() -> None:
             remote(address, retry_seconds=0.1)
 
 
-@pytest.mark.parametrize("given", ["localhost:8815", "http://a:1", "grpc://a", "grpc://a:x", [], [3]])
+@pytest.mark.parametrize(
+    "given", ["localhost:8815", "http://a:1", "grpc://a", "grpc://a:x", "grpc://a:65536", "grpc://a:0", [], [3]]
+)
 def test_what_is_no_address_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="grpc://host:8815"):
         remote(given)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{name: value} for name in ("deadline_seconds", "retry_seconds") for value in ("3", None, float("nan"), -1, True)]
+    + [{"deadline_seconds": 0}, {"deadline_seconds": float("inf")}],
+)
+def test_what_is_no_time_is_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected deadline_seconds above 0"):
+        remote("grpc://127.0.0.1:1", **wrong)
 
 
 def test_a_server_that_is_killed_is_replaced_by_the_next_one(store: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -461,6 +474,9 @@ def test_a_token_is_asked_for_and_shown_nowhere(
         for wrong in (" \n", "h\u00f6rse", "correct\nhorse"):
             with pytest.raises(ConfigError, match="token=: expected a token of printable ASCII"):
                 remote(server.address, token=wrong)
+        with pytest.raises(ConfigError, match="expected a token as text, got bytes") as refused:
+            remote(server.address, token=b"correct horse")
+        assert "correct" not in str(refused.value)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.3", "localhost", "::1", "0.0.0.0", "10.0.0.1", "example.com"])
@@ -502,8 +518,20 @@ def test_tls_works_with_the_certificate_and_with_no_other(store: Path, tls: Path
             assert ids(client) == ids(loader)
         with pytest.raises(ConnectionError, match="tls_root_certs"):
             remote(server.address, tls_root_certs=tls / "other.crt", token="a")
+        with pytest.raises(ConfigError, match=r"own\.key.*expected certificates in PEM"):
+            remote(server.address, tls_root_certs=tls / "own.key", token="a", retry_seconds=1000)
     with served(store) as plain, pytest.raises(ConnectionError, match=f"does not use TLS.*{plain.address}$"):
         remote(plain.address.replace("grpc", "grpc+tls"), tls_root_certs=tls / "own.crt", retry_seconds=1000)
+
+
+def test_a_certificate_needs_its_own_key(store: Path, tls: Path) -> None:
+    assert read_tls(tls / "own.crt", tls / "own.key") == files(tls, "own")
+    for certificate, key in (("own.crt", "other.key"), ("own.key", "own.key")):
+        with pytest.raises(ConfigError, match=f"--tls-key .*{key}: expected a certificate and its private key"):
+            read_tls(tls / certificate, tls / key)
+    wrong = TLSFiles((tls / "own.crt").read_bytes(), (tls / "other.key").read_bytes())
+    with local(store) as loader, pytest.raises(OSError, match="its private key in PEM"):
+        FeedServer(loader, tls=wrong)
 
 
 def test_a_certificate_of_another_name_is_refused_at_once(
@@ -593,6 +621,7 @@ def test_a_remote_loader_works_in_spawned_processes_and_says_so_in_forked_ones(s
         (["--set", "streaming=true"], "prepare the data"),
         (["--token-file", "nowhere"], "nowhere"),
         (["--token-file", "empty"], "expected a token"),
+        (["--token-file", "bytes"], "expected a token"),
         (["--budget", "much"], "much"),
         (["--replicas", "2"], "--engine ray"),
         (["--engine", "spark"], "unknown engine 'spark'"),
@@ -608,6 +637,7 @@ def test_bad_options_of_the_command_are_refused(
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(connections.TOKEN_VARIABLE, raising=False)
     Path("empty").write_text("\n")
+    Path("bytes").write_bytes(b"\xff\xfe")
     done = CliRunner().invoke(app, ["serve", str(store), "--port", "0", *options], prog_name="penstock")
     assert done.exit_code == 1
     assert told in done.output
