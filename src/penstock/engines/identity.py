@@ -91,7 +91,7 @@ class JobIdentity:
             )
 
     def _difference(self, name: str, before: Any, now: Any) -> str:
-        """What differs, as far as it is known."""
+        """Difference from another job, as far as it is known."""
         if name == "inputs" and before is not None:
             return _input_difference(before, now)
         if name == "contents" and before is not None and len(before) == len(now) == len(self._pipeline.transforms):

@@ -342,7 +342,7 @@ def _entry(file: Path) -> CacheEntry:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """What is in a folder; nothing if it was deleted."""
+    """Entries of a folder; none if it was deleted."""
     try:
         return list(folder.iterdir())
     except FileNotFoundError:

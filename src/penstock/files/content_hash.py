@@ -156,7 +156,7 @@ class _Walk:
         self._each("members", own)
 
     def _object(self, value: Any) -> None:
-        """What pickling would keep; what it says of itself, for an object of penstock that does."""
+        """State that pickling would keep; the description that an object of penstock gives of itself, if it has one."""
         describe = getattr(value, "describe", None) if type(value).__module__.startswith("penstock.") else None
         if callable(describe):
             self._each("described", (type(value), describe()))

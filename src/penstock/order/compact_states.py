@@ -72,7 +72,7 @@ def read_compact(
 
 
 def _debts(mixture: Mixture, start: int, base: Sequence[int]) -> tuple[Fraction, ...]:
-    """What sources are owed after a change of weights, if nothing but weights decided the counts."""
+    """Samples that sources are owed after a change of weights, if nothing but weights decided the counts."""
     if not start:
         return ()
     return mixture.debts([target - count for target, count in zip(mixture.expected(start), base)])

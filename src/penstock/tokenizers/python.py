@@ -200,7 +200,7 @@ class PythonReference:
         return Offsets(ids, starts, ends)
 
     def _content(self) -> bytes:
-        """What decides the ids, as bytes: the vocabulary, or else the code with everything it refers to."""
+        """Bytes that decide the ids: the vocabulary, or else the code with everything it refers to."""
         kind = type(self._given)
         if self._of_transformers:
             facts = [kind.__qualname__, sorted(self._given.get_vocab().items()), sorted(self.special.named.items())]

@@ -68,7 +68,7 @@ class InputFacts:
         return opened
 
     def _differing(self, opened: OpenedInput, recipe: Recipe | None, paths: Input) -> tuple[str, str]:
-        """What the rows are made with that is another now: kind and name."""
+        """First thing that makes the rows and is another now: kind and name."""
         if recipe is None or isinstance(opened.source, StoreSource):
             return "store", shown_input(paths)
         if opened.described[1] != self.described[1] and recipe.template is not None:
