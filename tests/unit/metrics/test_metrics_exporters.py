@@ -175,7 +175,8 @@ def test_a_loader_that_is_forgotten_is_not_kept_alive_by_its_watch(tmp_path: Pat
     loader = PretrainDataLoader(tmp_path / "a", chunk_size=8, backend="numpy", metrics=metrics)
     loader.get_batch()
     del loader
-    wait_for(lambda: '"end":"stopped"' in (tmp_path / "m.jsonl").read_text())
+    file = tmp_path / "m.jsonl"
+    wait_for(lambda: file.exists() and '"end":"stopped"' in file.read_text())
 
 
 def test_the_end_of_a_loader_is_that_of_its_block(tmp_path: Path) -> None:
