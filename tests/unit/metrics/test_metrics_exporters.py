@@ -171,12 +171,12 @@ def test_a_loader_that_is_never_closed_ends_its_file_when_the_process_does(tmp_p
 
 def test_a_loader_that_is_forgotten_is_not_kept_alive_by_its_watch(tmp_path: Path) -> None:
     make_store(tmp_path / "a", make_rows(64, 12))
-    metrics = MetricsConfig(tmp_path / "m.jsonl", interval_seconds=0.02)
+    path = tmp_path / "m.jsonl"
+    metrics = MetricsConfig(path, interval_seconds=0.02)
     loader = PretrainDataLoader(tmp_path / "a", chunk_size=8, backend="numpy", metrics=metrics)
     loader.get_batch()
     del loader
-    file = tmp_path / "m.jsonl"
-    wait_for(lambda: file.exists() and '"end":"stopped"' in file.read_text())
+    wait_for(lambda: path.exists() and '"end":"stopped"' in path.read_text())
 
 
 def test_the_end_of_a_loader_is_that_of_its_block(tmp_path: Path) -> None:
