@@ -168,7 +168,9 @@ def _stages(latest: MetricsReading) -> Html:
     busy = [
         (name, 100 * each["utilisation_ratio"]) for (name, _), each in stages.items() if "utilisation_ratio" in each
     ]
-    chart = figure(bar_chart(busy, label="Busy share of each stage", unit="%"), "Busy share") if busy else None
+    chart = (
+        figure(bar_chart(busy, label="Busy share of each stage", unit="%", high=100), "Busy share") if busy else None
+    )
     return panel("stages", "Stages", chart, table(rows, columns, caption="Stages, from source to sink"))
 
 
