@@ -205,7 +205,13 @@ def _loader(record: FollowedRun, latest: MetricsReading) -> Iterator[Html]:
         ("Share of the time that the trainer waits", "", {"data wait": "penstock_loader_data_wait_ratio"}, False),
     )
     yield from _by_label(
-        latest, "penstock_loader_source_ratio", "source", "mixture", "Mixture realised", "%", scale=100
+        latest,
+        "penstock_loader_source_ratio",
+        "source",
+        "mixture",
+        "Mixture realised: share of the documents",
+        "%",
+        scale=100,
     )
 
 
@@ -284,6 +290,9 @@ def _rewards(latest: MetricsReading) -> Html:
     if len(buckets) > len(finite) and buckets[-1][1] > (finite[-1][1] if finite else 0.0):
         edges.append(edges[-1] + steps[-1])
         counts.append(buckets[-1][1] - (finite[-1][1] if finite else 0.0))
+    used = [at for at, count in enumerate(counts) if count]
+    if used:  # the edges reach further than most rewards
+        edges, counts = edges[used[0] : used[-1] + 2], counts[used[0] : used[-1] + 1]
     total = latest.get("penstock_rollouts_reward_sum")
     mean = f"mean {total / buckets[-1][1]:.3g}" if total is not None else ""
     drawn = histogram_bars(edges, {"rewards": counts}, label="Rewards of the rollouts used", x_label="reward")

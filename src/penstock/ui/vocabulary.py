@@ -71,12 +71,14 @@ class Vocabulary:
 
 
 def vocabulary_of(manifest: Manifest, given: str | None) -> tuple[Vocabulary | None, str]:
-    """Vocabulary of a store, from the tokenizer given or the one the store names; or None, with the reason."""
-    try:
-        tokenizer = store_tokenizer(manifest, given)
-    except (PenstockError, OSError, ImportError) as error:
-        return None, f"{error}; without it, rows are shown as ids"
-    return Vocabulary(tokenizer), ""
+    """Vocabulary of a store, from the tokenizer that it names, or the one given; or None, with the reason."""
+    reason = ""
+    for place in (None, given) if given is not None else (None,):
+        try:
+            return Vocabulary(store_tokenizer(manifest, place)), ""
+        except (PenstockError, OSError, ImportError) as error:
+            reason = f"{error}; without it, rows are shown as ids"
+    return None, reason
 
 
 def _bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
