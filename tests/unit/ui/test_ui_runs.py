@@ -143,7 +143,7 @@ def test_the_page_of_rollouts_has_staleness_groups_and_rewards(tmp_path: Path) -
     for edge, count in (("-9.0", 0.0), ("-1.0", 0.0), ("0.0", 10.0), ("1.0", 50.0), ("10.0", 60.0), ("+Inf", 60.0)):
         reading[f'penstock_rollouts_reward_bucket{{le="{edge}"}}'] = count
     text = shown(client(write_run(tmp_path / "a", "rollouts", [reading])), "/t/0")
-    for said in ("versions; at most 4", "96.0%", "60 rollouts used, mean 0.5", "Rewards of the rollouts used"):
+    for said in ("versions; at most 4", "96.0%", "Rewards: 60 rollouts used, mean 0.5", "Rewards of the rollouts used"):
         assert said in text, said
     assert "rewards, -1 to 0: 10" in text
     assert ">-5<" not in text  # an axis without the edges that no reward reached
