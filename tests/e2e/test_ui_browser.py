@@ -116,9 +116,9 @@ def test_a_person_finds_a_row_and_its_steps_by_clicking(page: Any, server: UiSer
     assert re.search(r"id \d+, .*supervised", page.locator(".detail").inner_text())
     page.get_by_text("Where row 77 goes in train.yaml").click()
     page.get_by_role("link", name=re.compile("^step ")).first.click()
-    assert (
-        page.locator("a.entry", has_text="chats row 77").or_(page.locator("a.entry", has_text=" row 77")).count() == 1
-    )
+    found = page.locator("a.entry", has_text="chats row 77").or_(page.locator("a.entry", has_text=" row 77"))
+    found.first.wait_for()  # the page of the step may still be loading
+    assert found.count() == 1
 
 
 def test_everything_goes_by_keyboard(page: Any, server: UiServer) -> None:

@@ -271,6 +271,7 @@ def _checked(template: TemplateSource) -> TemplateSource:
 
 # Words that no template writes by itself.
 ASKED, ANSWERED, THOUGHT = "Zwölf Boxkämpfer?", "Quokkas jagten Viktor.", "Erst zählen, dann jagen."
+CALL_ID = "q1w2e3r4t"
 TOOL, VALUE, RESULT = "quokka_finden", "Rottnest", "Sieben Stück."
 TOOLS = [
     {
@@ -392,11 +393,11 @@ def call_sample(
 ) -> Conversation:
     """A sample conversation with tool calls, their result and an answer; its first `stop` messages."""
     arguments: Any = dumps(ARGUMENTS) if text else ARGUMENTS
-    call = {"type": "function", "id": "q1w2e3r4t", "function": {"name": TOOL, "arguments": arguments}}
+    call = {"type": "function", "id": CALL_ID, "function": {"name": TOOL, "arguments": arguments}}
     messages: list[Message] = [
         {"role": "user", "content": ASKED},
         {"role": "assistant", "content": None if null else "", "tool_calls": [call] * calls},
-        {"role": "tool", "content": RESULT, "tool_call_id": "q1w2e3r4t", "name": TOOL},
+        {"role": "tool", "content": RESULT, "tool_call_id": CALL_ID, "name": TOOL},
         {"role": "assistant", "content": ANSWERED},
     ]
     tools = [tool["function"] if bare else tool for tool in TOOLS]

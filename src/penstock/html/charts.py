@@ -34,17 +34,19 @@ def bar_chart(
     series: Sequence[str] = (),
     log: bool = False,
     most: int = 40,
+    high: float | None = None,
 ) -> Html:
     """Horizontal bars, one for each (name, value); with `series`, a value for each of them side by side.
 
-    A chart without items says so. Names are cut to what fits; the tooltip has the whole.
+    `high` is the value of a full bar, such as 100 for shares of different wholes; by default the largest is full. A
+    chart without items says so. Names are cut to what fits; the tooltip has the whole.
     """
     shown = [(name, _several(values)) for name, values in items[:most]]
     if not shown:
         return element("p", "Nothing to show.", class_="note plain")
     everything = [value for _, values in shown for value in values if math.isfinite(value)]
     positive = [value for value in everything if value > 0]
-    high = max(positive, default=1.0)
+    high = max(positive, default=1.0) if high is None else high
     scale = Scale(min(positive, default=1.0) / 2 if log else 0.0, high, log)
     thick = 14 if len(shown[0][1]) == 1 else 10
     step = 20 + thick * len(shown[0][1])

@@ -29,7 +29,8 @@
     const detail = box.parentElement.querySelector(".detail");
     if (detail) {
       detail.textContent = `Token ${at + 1} of ${tokens.length}: id ${id}, ${JSON.stringify(token.textContent)}, ` +
-        `${run.classList.contains("trained") ? "supervised" : "not supervised"}, ${run.dataset.part}`;
+        (box.dataset.unmasked !== undefined ? "" : run.classList.contains("trained") ? "supervised, " : "not supervised, ") +
+        run.dataset.part;
     }
   };
   document.addEventListener("click", (event) => {

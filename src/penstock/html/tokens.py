@@ -61,15 +61,16 @@ def token_view(
         tabindex=None if tooltips else "0",
         aria_label=label,
         data_ids=None if tooltips else " ".join(map(str, numbers)),
+        data_unmasked=supervised is None and not tooltips,
     )
     detail = None if tooltips else element("p", class_="detail", aria_live="polite")
     return element("div", box, left, detail, class_="tokenview")
 
 
-def token_legend(parts: Sequence[str] = tuple(PARTS)) -> Html:
-    """Meaning of the colours of `token_view`."""
+def token_legend(parts: Sequence[str] = tuple(PARTS), *, masked: bool = True) -> Html:
+    """Meaning of the colours of `token_view`; rows that are not `masked` say nothing of supervision."""
     named = [element("li", element("i", class_=f"key run {part.replace(' ', '-')}"), part) for part in parts]
-    trained = element("li", element("i", class_="key run trained"), "supervised: has a loss")
+    trained = element("li", element("i", class_="key run trained"), "supervised: has a loss") if masked else None
     return element("ul", trained, *named, class_="legend")
 
 

@@ -14,6 +14,7 @@ from penstock.errors import ConfigError
 from penstock.html import Section, facts, note, section, subsection, table
 from penstock.html.charts import bar_chart, line_chart
 from penstock.memory.budget import format_bytes
+from penstock.report.live_runs import queue_section, rollouts_section
 from penstock.report.page_parts import chart_figure, short_name
 from penstock.report.quarantine_file import quarantine_section
 from penstock.report.run_directory import run_files
@@ -60,7 +61,7 @@ def record_sections(record: RecordedRun, *, named: bool = False) -> list[Section
     for number, part in enumerate(shown, len(record.parts) - len(shown) + 1):
         title = f"Part {number} of {len(record.parts)}" if len(record.parts) > 1 else "Run"
         made.append(_run(f"{title}: {record.path.name}" if named else title, record, part))
-        made += [each for each in (_speed(part), _memory(part), _stages(part), _held_up(part), _lost(part)) if each]
+        made += [each for each in (section_of(part) for section_of in _SECTIONS) if each]
     return made
 
 
@@ -254,6 +255,9 @@ def _checkpoint(state: Mapping[str, Any]) -> Section:
                 chart_figure(bar_chart(ranked, label=f"Rows {kind} by reason", unit="rows"), f"{meaning}, by reason")
             )
     return section("Checkpoint", *charts)
+
+
+_SECTIONS = (_speed, _memory, _stages, queue_section, rollouts_section, _held_up, _lost)
 
 
 def _per_second(value: float, seconds: float) -> str:

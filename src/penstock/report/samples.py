@@ -93,7 +93,9 @@ def _samples(store: Store, tokenizer: Tokenizer | None, count: int, seed: int) -
     whose = "all rows" if len(rows) == len(store) else f"{len(rows):,} of {len(store):,} rows, drawn with seed {seed}"
     lead = note(f"Shown are {whose}. Each stripe is a token; click one, or use the arrow keys, to see its id.")
     kinds = [name for name in ("template", "content", "thought", "tool call", "tool result") if name in used]
-    return section("Samples", lead, token_legend(kinds or ["content"]) if sides else None, *shown)
+    masked = any(side.mask for side in sides)
+    legend = token_legend(kinds or ["content"], masked=masked) if sides else None
+    return section("Samples", lead, legend, *shown)
 
 
 def _columns(values: Mapping[str, Any]) -> Html | None:

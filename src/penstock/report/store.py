@@ -243,8 +243,10 @@ def _supervision(store: Store, found: StoreFigures) -> Section:
         roles = [(role, _percent(pair)) for role, pair in found.roles.items()]
         turns = [(f"message {number}", _percent(pair)) for number, pair in list(found.turns.items())[:_MOST_TURNS]]
         charts = [
-            figure(bar_chart(roles, label="Supervised share by role", unit="%"), _captioned("By role", said)),
-            figure(bar_chart(turns, label="Supervised share by message", unit="%"), _captioned("By turn", said)),
+            figure(bar_chart(roles, label="Supervised share by role", unit="%", high=100), _captioned("By role", said)),
+            figure(
+                bar_chart(turns, label="Supervised share by message", unit="%", high=100), _captioned("By turn", said)
+            ),
         ]
         children.append(element("div", *charts, class_="grid"))
         rows = [

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -21,20 +22,43 @@ from penstock.chat.messages import Conversation
 from penstock.chat.parts import place_parts
 from penstock.chat.problems import RowProblem
 from penstock.chat.render import Renderer
-from penstock.chat.templates import ChatTemplate, TemplateSource, built_in_name, call_sample, load_template, sample
+from penstock.chat.templates import (
+    CALL_ID,
+    TOOL,
+    ChatTemplate,
+    TemplateSource,
+    built_in_name,
+    call_sample,
+    load_template,
+    sample,
+)
 from penstock.errors import PenstockError
 from penstock.tokenizers.base import Tokenizer
 
 _INSIDE = (
-    ("thought", rb"<think>.*?(?:</think>|$)|\[THINK\].*?(?:\[/THINK\]|$)|<\|channel\|>analysis.*?(?:<\|end\|>|$)"),
+    (
+        "thought",
+        rb"<think>.*?(?:</think>|$)|\[THINK\].*?(?:\[/THINK\]|$)|<\|channel\|>analysis.*?(?:<\|end\|>|$)",
+        True,
+    ),
     (
         "tool call",
-        rb"<tool_call>.*?(?:</tool_call>|$)|\[TOOL_CALLS\].*|<\|python_tag\|>.*|<function=.*?(?:</function>|$)",
+        rb"<tool_call>.*?(?:</tool_call>|$)|\[TOOL_CALLS\].*|<\|python_tag\|>.*|<function=.*?(?:</function>|$)"
+        rb"|%(bar)stool%(gap)scalls?(?:%(gap)ssection)?%(gap)s(?:begin|start)%(end)s"
+        rb"(?:.*%(bar)stool%(gap)scalls?(?:%(gap)ssection)?%(gap)send%(end)s|.*)"
+        % {b"bar": "<(?:\\||\uff5c)".encode(), b"gap": "(?:_|\u2581)".encode(), b"end": "(?:\\||\uff5c)>".encode()},
+        True,
     ),
-    ("tool result", rb"<tool_response>.*?(?:</tool_response>|$)|\[TOOL_RESULTS\].*?(?:\[/TOOL_RESULTS\]|$)"),
+    ("tool result", rb"<tool_response>.*?(?:</tool_response>|$)|\[TOOL_RESULTS\].*?(?:\[/TOOL_RESULTS\]|$)", False),
 )
-"""Marks of parts inside of a message, as the templates of the field write them."""
-_PATTERNS = tuple((name, re.compile(pattern, re.DOTALL)) for name, pattern in _INSIDE)
+"""Marks of parts inside of a message, as the templates of the field write them, and if the assistant writes them."""
+_PATTERNS = tuple((name, re.compile(pattern, re.DOTALL), own) for name, pattern, own in _INSIDE)
+_BARE_CALL = re.compile(rb'\s*\{"(?:type|name|function)": ?".*"(?:parameters|arguments)": ?.*\}\s*', re.DOTALL)
+"""Call that is the whole content of a message without any mark, as those of Llama 3."""
+_MARK = re.compile(r"<[|\uff5c][^<>]*?[|\uff5c]>|</?[a-zA-Z_]+>|\[/?[A-Z_]+\]")
+"""Mark that a header does not begin inside of."""
+_OF_SAMPLE = (TOOL, CALL_ID)
+"""Words of the samples that a template may write before the result of a tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +76,10 @@ class TurnLayout:
     """Texts around the messages of a template; none of them if the template is not known."""
 
     tokenizer: Tokenizer
-    headers: Mapping[str, bytes]
-    """Text before a message, by role."""
-    ends: Mapping[str, bytes]
-    """Text after a message, by role."""
+    headers: Mapping[str, Sequence[bytes]]
+    """Texts that a message begins after, by role."""
+    ends: Mapping[str, Sequence[bytes]]
+    """Texts after a message, by role: in front of another one, and at the end."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, fingerprint: str | None) -> TurnLayout:
@@ -86,35 +110,46 @@ class TurnLayout:
             return ["template" if token in special else "content" for token in tokens.tolist()], []
         parts = np.full(len(tokens), "template", object)
         turns = []
-        for number, (role, low, high) in enumerate(self._contents(data)):
+        for number, (role, low, high) in enumerate(self.contents(data)):
             first, last = (int(np.searchsorted(starts[:-1], at)) for at in (low, high))
             turns.append(TokenTurn(role, number, first, last))
             parts[first:last] = "tool result" if role == "tool" else "content"
-            for name, pattern in _PATTERNS:
-                for found in pattern.finditer(data, low, high):
-                    begin, end = (int(np.searchsorted(starts[:-1], at)) for at in found.span())
-                    parts[begin:end] = name
+            for name, begin, end in _inside(data, role, low, high):
+                first, last = (int(np.searchsorted(starts[:-1], at)) for at in (begin, end))
+                parts[first:last] = name
         return parts.tolist(), turns
 
-    def _contents(self, data: bytes) -> Iterator[tuple[str, int, int]]:
+    def contents(self, data: bytes) -> Iterator[tuple[str, int, int]]:
+        """Role of each message in a rendered text, and where its content is."""
         found = list(self._pattern.finditer(data))
         for number, match in enumerate(found):
             role = self._roles[str(match.lastgroup)]
             low, high = match.end(), found[number + 1].start() if number + 1 < len(found) else len(data)
-            end = self.ends.get(role, b"")
             # The header of the next turn has taken a part of the end; a row that was cut has none.
-            cut = next((size for size in range(len(end), 0, -1) if data.endswith(end[:size], low, high)), 0)
-            high -= cut
-            yield role, low, high
+            ends = (end[:size] for end in self.ends.get(role, ()) for size in range(len(end), 0, -1))
+            cut = max((len(end) for end in ends if data.endswith(end, low, high)), default=0)
+            if role == "system" and not data[low : high - cut].strip() and number + 1 < len(found):
+                continue  # the header of a system message is the beginning of every text
+            yield role, low, high - cut
 
     @cached_property
     def _roles(self) -> dict[str, str]:
-        return {f"g{number}": role for number, role in enumerate(self.headers)}
+        return {f"g{number}": role for number, (role, _) in enumerate(self._texts)}
+
+    @cached_property
+    def _texts(self) -> list[tuple[str, bytes]]:
+        """Role and text of each header, the longest first."""
+        texts = [(role, text) for role, several in self.headers.items() for text in several]
+        return sorted(texts, key=lambda item: -len(item[1]))
 
     @cached_property
     def _pattern(self) -> re.Pattern[bytes]:
-        longest = sorted(self._roles.items(), key=lambda item: -len(self.headers[item[1]]))
-        choices = [f"(?P<{group}>".encode() + re.escape(self.headers[role]) + b")" for group, role in longest]
+        choices = []
+        for number, (_, text) in enumerate(self._texts):
+            pattern = re.escape(text)
+            for word in _OF_SAMPLE:
+                pattern = pattern.replace(re.escape(word.encode()), rb"[^\s{}()<>]{1,128}")
+            choices.append(b"(?P<g%d>%s)" % (number, pattern))
         return re.compile(b"|".join(choices))
 
     @cached_property
@@ -128,7 +163,11 @@ class TurnLayout:
     def _bytes(self, token: int) -> bytes:
         found = self._known_bytes.get(token)
         if found is None:
-            found = self._known_bytes[token] = self.tokenizer.token_bytes(token)
+            try:
+                found = self.tokenizer.token_bytes(token)
+            except (PenstockError, LookupError, ValueError, TypeError, OverflowError):
+                found = b"\xef\xbf\xbd"  # a hole in the vocabulary
+            self._known_bytes[token] = found
         return found
 
 
@@ -144,63 +183,146 @@ def _template(tokenizer: Tokenizer, fingerprint: str | None) -> TemplateSource |
     return load_template(None, own)
 
 
-def _learned(tokenizer: Tokenizer, source: TemplateSource) -> tuple[dict[str, bytes], dict[str, bytes]]:
-    """Texts before and after messages, by role: what all samples have in common next to the message."""
+def _inside(data: bytes, role: str, low: int, high: int) -> Iterator[tuple[str, int, int]]:
+    """Parts inside of the content of a message: thoughts and calls are the assistant's, results are others'."""
+    if role == "assistant" and _BARE_CALL.fullmatch(data, low, high):
+        yield "tool call", low, high
+    for name, pattern, own in _PATTERNS:
+        if own == (role == "assistant"):
+            for found in pattern.finditer(data, low, high):
+                yield name, *found.span()
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    """Rendered sample: for each message its role, where it is (-1: it has no text of its own), True if it has calls."""
+
+    text: str
+    places: list[tuple[str, int, int, bool]]
+    has_tools: bool
+
+    def around(self) -> Iterator[tuple[str, str, str]]:
+        """Role of each message without calls, with the text between it and its neighbours."""
+        done = 0
+        for number, (role, start, stop, calls) in enumerate(self.places):
+            following = next((place[1] for place in self.places[number + 1 :] if place[1] >= 0), len(self.text))
+            if not calls and done <= start:
+                yield role, self.text[done:start], self.text[stop:following]
+            done = max(done, stop)
+
+    def is_found_by(self, layout: TurnLayout) -> bool:
+        """True if the layout finds every message where it is.
+
+        The template may write a system message of its own, tools into the one of the row, and that into the first turn.
+        """
+        data = self.text.encode()
+        found = list(layout.contents(data))
+        places = [each for each in self.places if each[0] != "system" or "system" in layout.headers]
+        if len(found) == len(places) + 1 and found[0][0] == "system":
+            found = found[1:]
+        if len(found) != len(places):
+            return False
+        for number, ((role, low, high), (wanted, start, stop, calls)) in enumerate(zip(found, places)):
+            first, last = (len(self.text[:at].encode()) for at in (start, stop))
+            if role != wanted or (start >= 0 and not low <= first <= last <= high):
+                return False
+            loose = role == "system" or (number == 0 and len(places) < len(self.places))
+            if not calls and not loose and start >= 0 and (data[low:first].strip() or data[last:high].strip()):
+                return False
+        return True
+
+
+def _learned(tokenizer: Tokenizer, source: TemplateSource) -> tuple[dict[str, list[bytes]], dict[str, list[bytes]]]:
+    """Texts before and after messages, by role: the first choice of headers that finds every message of the samples.
+
+    A header is what all samples have in common before messages of a role; where that does not tell roles apart, such as
+    in a template that writes empty thoughts into some turns only, each text that occurs is a header.
+    """
     loose = Gate(prompt=False, content=False, parts=False, terminator=False, bos=False, headers=False)
     options = ChatOptions("assistant", False, loose, ChatTemplate.of(None, {}))
     renderer, _ = bind_template(tokenizer, source, options)
+    samples = [made for each in _samples() if (made := _rendered(renderer, each)) is not None]
     before: dict[str, list[str]] = {}
     after: dict[str, list[str]] = {}
-    for conversation in _samples():
-        for role, lead, tail in _around(renderer, conversation):
+    last: list[bytes] = []
+    for made in samples:
+        known = set(after) if made.has_tools else set[str]()  # tools may be written behind a system message
+        for role, lead, tail in made.around():
             before.setdefault(role, []).append(lead)
-            after.setdefault(role, []).append(tail)
-    headers = {role: _common_end([text for text in texts if text.strip()]) for role, texts in before.items()}
-    ends = {role: _common_start(texts) for role, texts in after.items()}
-    closing = ends.get("assistant", "").strip()
-    if closing and closing in headers.get("tool", ""):  # before it is the end of a call
-        headers["tool"] = headers["tool"].rpartition(closing)[2]
-    asked = headers.get("user", "").strip()
-    if asked and headers.get("system", "").strip().endswith(asked):
-        del headers["system"]  # the template writes it into the turn of the user
-    found = {role: text.encode() for role, text in headers.items() if text.strip()}
-    if not {"user", "assistant"} <= found.keys():
+            if role not in known:
+                after.setdefault(role, []).append(tail)
+        last.append(made.text[made.places[-1][2] :].encode())
+    if not {"user", "assistant"} <= before.keys():
         return {}, {}
-    return found, {role: text.encode() for role, text in ends.items()}
+    ends = {role: [_common_start(texts).encode()] for role, texts in after.items()}
+    ends["assistant"] += dict.fromkeys(last)
+    closing = _MARK.search(_common_start(after["assistant"]))
+    choices = [_header_choices(texts, closing[0] if closing else "") for texts in before.values()]
+    for chosen in sorted(product(*(range(len(each)) for each in choices)), key=sum):
+        headers = {role: [text.encode() for text in several[at]] for role, several, at in zip(before, choices, chosen)}
+        headers = {role: texts for role, texts in headers.items() if texts}
+        if not {"user", "assistant"} <= headers.keys():
+            continue
+        layout = TurnLayout(tokenizer, headers, ends)
+        if all(made.is_found_by(layout) for made in samples):
+            return headers, ends
+    return {}, {}
+
+
+def _header_choices(leads: Sequence[str], closing: str) -> list[list[str]]:
+    """Headers of a role: what its leads have in common; each of them; none, where the turn is another role's."""
+    leads = list(dict.fromkeys(lead for lead in leads if lead.strip()))
+    if not leads:
+        return [[]]
+    shared = _from_mark(_common_end(leads), leads[0])
+    each = list(dict.fromkeys(_from_end(lead, closing) for lead in leads))
+    choices = [*([[_from_end(shared, closing)]] if shared.strip() else []), each]
+    # An empty thought that the template writes is its own; another thought is the message's.
+    return [[*texts, *(text.partition("<think>")[0] for text in texts if "<think>" in text)] for texts in choices] + [
+        []
+    ]
+
+
+def _from_end(lead: str, closing: str) -> str:
+    """A lead from the end of the turn before, in front of which the end of a call may stand."""
+    return closing + lead.rpartition(closing)[2] if closing and closing in lead else lead
+
+
+def _from_mark(text: str, lead: str) -> str:
+    """The end of a lead without a mark that it begins inside of."""
+    start = len(lead) - len(text)
+    inside = next((found.end() for found in _MARK.finditer(lead) if found.start() < start < found.end()), start)
+    return lead[inside:]
 
 
 def _samples() -> list[Conversation]:
     system = {"role": "system", "content": "Antworte bitte knapp."}
+    called = call_sample()
     return [
         sample(1),
         sample(2),
         Conversation([dict(system), *sample(2).messages]),
         Conversation([dict(system), *sample(1).messages]),
-        call_sample(),
+        called,
+        Conversation([dict(system), *called.messages], called.tools),
+        Conversation([*called.messages, *sample(1).messages], called.tools),
     ]
 
 
-def _around(renderer: Renderer, conversation: Conversation) -> Iterator[tuple[str, str, str]]:
-    """Role of each message with the text between it and its neighbours; nothing if it cannot be rendered."""
+def _rendered(renderer: Renderer, conversation: Conversation) -> _Sample | None:
+    """A sample with the places of its messages; None if the template cannot write it."""
     given = renderer.traits.present(conversation)
     try:
         whole = renderer.text_of(given)
         placement = place_parts(given, whole, renderer.text_of)
     except RowProblem:
-        return
-    places: list[tuple[str, int, int]] = []
+        return None
+    places: list[tuple[str, int, int, bool]] = []
     for number, message in enumerate(given.messages):
         own = placement.of_message(number)
-        if not own or message.get("tool_calls"):
-            places.append(("", own[0][0] if own else -1, own[-1][1] if own else -1))
-        else:
-            places.append((str(message["role"]), own[0][0], own[-1][1]))
-    done = 0
-    for number, (role, start, stop) in enumerate(places):
-        following = next((place[1] for place in places[number + 1 :] if place[1] >= 0), len(whole))
-        if role and done <= start:
-            yield role, whole[done:start], whole[stop:following]
-        done = max(done, stop)
+        start, stop = (own[0][0], own[-1][1]) if own else (-1, -1)
+        places.append((str(message["role"]), start, stop, bool(message.get("tool_calls"))))
+    return _Sample(whole, places, given.tools is not None)
 
 
 def _common_start(texts: Sequence[str]) -> str:

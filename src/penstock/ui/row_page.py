@@ -74,25 +74,33 @@ def _turns(site: Site, target: Target, detail: RowDetail, back: str, query: Mapp
 
 def _token_panels(site: Site, target: Target, detail: RowDetail, first: int) -> list[Html]:
     if target.kind == "store":
-        vocabulary, parts, reason = site.store(target.number).vocabulary, list(detail.tokens), ""
+        rows = site.store(target.number)
+        vocabulary, parts, reason = rows.vocabulary, list(detail.tokens), ""
+        template = rows.store.manifest.template
     else:
         tokenizer = site.row_tokenizer()
         if tokenizer is None or detail.problem:
             return []
         parts, reason = tokenizer.tokens(detail.values)
-        vocabulary = tokenizer.vocabulary
+        vocabulary, template = tokenizer.vocabulary, tokenizer.template
     if reason:
         return [panel("tokens", "Tokens", note(reason, kind="error"))]
-    return [_tokens(target, detail.place, part, vocabulary, first) for part in parts]
+    return [_tokens(target, detail.place, part, vocabulary, template, first) for part in parts]
 
 
-def _tokens(target: Target, at: RowPlace, part: TokenPart, vocabulary: Vocabulary | None, first: int) -> Html:
+def _tokens(
+    target: Target, at: RowPlace, part: TokenPart, vocabulary: Vocabulary | None, template: str | None, first: int
+) -> Html:
     count = len(part.ids)
     first = min(first, max(0, count - 1))
     ids = np.asarray(part.ids[first : first + TOKENS_SHOWN])
     mask = None if part.mask is None else part.mask[first : first + TOKENS_SHOWN]
     pieces = vocabulary.pieces(ids) if vocabulary is not None else [f"{token} " for token in ids.tolist()]
-    parts = parts_of(pieces, ids.tolist(), vocabulary.special if vocabulary is not None else ())
+    parts = None if vocabulary is None else vocabulary.parts(part.ids, template)
+    if parts is None:
+        parts = parts_of(pieces, ids.tolist(), vocabulary.special if vocabulary is not None else ())
+    else:
+        parts = parts[first : first + TOKENS_SHOWN]
     said = counted(count, "token")
     if part.mask is not None and count:
         trained = int(part.mask.sum())
@@ -105,7 +113,7 @@ def _tokens(target: Target, at: RowPlace, part: TokenPart, vocabulary: Vocabular
         anchor,
         title,
         element("p", said, class_="sentence"),
-        token_legend(kinds),
+        token_legend(kinds, masked=mask is not None),
         token_view(
             pieces, ids, mask, parts=parts, label=f"{name} {first:,} to {first + len(ids):,}", most=TOKENS_SHOWN
         ),

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 
 from penstock._amounts import format_seconds
 from penstock.html import Html, element, facts, figure, note, shown_number, table
-from penstock.html.charts import bar_chart, histogram_bars, line_chart
+from penstock.html.charts import bar_chart, line_chart
 from penstock.memory.budget import format_bytes
 from penstock.metrics.readings import key_of, labels_of
+from penstock.report.live_runs import reward_figure
 from penstock.ui.frame import badge, document, live, panel, place_line
 from penstock.ui.runs import STATE_TEXTS, FollowedRun, MetricsReading, State
 from penstock.ui.site import Site
@@ -168,7 +167,9 @@ def _stages(latest: MetricsReading) -> Html:
     busy = [
         (name, 100 * each["utilisation_ratio"]) for (name, _), each in stages.items() if "utilisation_ratio" in each
     ]
-    chart = figure(bar_chart(busy, label="Busy share of each stage", unit="%"), "Busy share") if busy else None
+    chart = (
+        figure(bar_chart(busy, label="Busy share of each stage", unit="%", high=100), "Busy share") if busy else None
+    )
     return panel("stages", "Stages", chart, table(rows, columns, caption="Stages, from source to sink"))
 
 
@@ -203,7 +204,13 @@ def _loader(record: FollowedRun, latest: MetricsReading) -> Iterator[Html]:
         ("Share of the time that the trainer waits", "", {"data wait": "penstock_loader_data_wait_ratio"}, False),
     )
     yield from _by_label(
-        latest, "penstock_loader_source_ratio", "source", "mixture", "Mixture realised", "%", scale=100
+        latest,
+        "penstock_loader_source_ratio",
+        "source",
+        "mixture",
+        "Mixture realised: share of the samples",
+        "%",
+        scale=100,
     )
 
 
@@ -267,25 +274,7 @@ def _rollouts(record: FollowedRun, latest: MetricsReading) -> Iterator[Html]:
 
 
 def _rewards(latest: MetricsReading) -> Html:
-    """Histogram of rewards, from the cumulative buckets of Prometheus."""
-    buckets = sorted(
-        (float(labels["le"]), value)
-        for labels, value in latest.labelled("penstock_rollouts_reward_bucket")
-        if _is_number(labels.get("le"))
-    )
-    if not buckets or not buckets[-1][1]:
-        return panel("rewards", "Rewards", note("No rewards yet."))
-    finite = [(edge, value) for edge, value in buckets if math.isfinite(edge)]
-    steps = [high - low for (low, _), (high, _) in pairwise(finite)] or [1.0]
-    edges = [finite[0][0] - steps[0], *(edge for edge, _ in finite)] if finite else [0.0, 1.0]
-    counts = [value - before for (_, value), before in zip(finite, [0.0, *(value for _, value in finite)])]
-    if len(buckets) > len(finite) and buckets[-1][1] > (finite[-1][1] if finite else 0.0):
-        edges.append(edges[-1] + steps[-1])
-        counts.append(buckets[-1][1] - (finite[-1][1] if finite else 0.0))
-    total = latest.get("penstock_rollouts_reward_sum")
-    mean = f"mean {total / buckets[-1][1]:.3g}" if total is not None else ""
-    drawn = histogram_bars(edges, {"rewards": counts}, label="Rewards of the rollouts used", x_label="reward")
-    return panel("rewards", "Rewards", figure(drawn, f"{shown_number(buckets[-1][1])} rollouts used, {mean}"))
+    return panel("rewards", "Rewards", reward_figure(latest.metrics) or note("No rewards yet."))
 
 
 # -- parts that several have -------------------------------------------------------------------------------------------
@@ -335,14 +324,6 @@ def _clock(started: object) -> str:
     if not isinstance(started, int | float) or not 0 < started < 1e11:
         return "?"
     return datetime.fromtimestamp(started, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
-
-
-def _is_number(text: str | None) -> bool:
-    try:
-        float(text or "")
-    except ValueError:
-        return False
-    return True
 
 
 _SUBJECTS: dict[str, Callable[[FollowedRun, MetricsReading], Iterator[Html]]] = {

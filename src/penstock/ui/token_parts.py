@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.chat.templates import load_template
 from penstock.corpus.recipe import OpenedRecipe, Recipe
 from penstock.errors import DataError, PenstockError
 from penstock.ui.rows import TokenPart
@@ -22,9 +23,9 @@ _SPANS = (
 
 
 def parts_of(pieces: Sequence[str], ids: Sequence[int], special: Collection[int]) -> list[str]:
-    """Part of each token, by what templates write: special tokens, roles behind them, and tags of thoughts and calls.
+    """Part of each token where the template is not known: special tokens, roles behind them, and tags.
 
-    A store keeps no parts, so a text that looks like a mark is taken for one.
+    A text that looks like a mark is taken for one.
     """
     parts = ["content"] * len(pieces)
     ends = np.cumsum([len(piece) for piece in pieces])
@@ -49,7 +50,9 @@ class RowTokenizer:
 
     def __init__(self, tokenizer: str, template: str | None = None) -> None:
         self._recipe = Recipe(tokenizer=tokenizer, template=template)
-        self.vocabulary = Vocabulary(self._recipe.load_tokenizer())
+        loaded = self._recipe.load_tokenizer()
+        self.vocabulary = Vocabulary(loaded)
+        self.template = _fingerprint(template, loaded.chat_template)
 
     def tokens(self, row: Mapping[str, Any]) -> tuple[list[TokenPart], str]:
         """Tokens of a row, and the reason if there are none."""
@@ -72,6 +75,13 @@ class RowTokenizer:
                 ids = made.column(name)[0].values.to_numpy(zero_copy_only=False)
                 parts.append(TokenPart(side.rstrip("_"), ids, _flags(mask)))
         return parts, ""
+
+
+def _fingerprint(template: str | None, own: str | None) -> str | None:
+    try:
+        return load_template(template, own).fingerprint
+    except PenstockError:
+        return None  # documents need no template, and each chat says what is wrong with it
 
 
 def _flags(mask: pa.Array | None) -> Any:

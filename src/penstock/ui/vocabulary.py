@@ -9,12 +9,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import PenstockError
+from penstock.report.turns import TurnLayout
 from penstock.store.manifest import Manifest
 from penstock.store.origin import store_tokenizer
 from penstock.tokenizers.base import Tokenizer
 from penstock.tokenizers.pieces import whole_characters
 
 Ints = npt.NDArray[np.int64]
+_MOST_PARSED = 500_000
+"""Tokens of a row of which messages are looked for: a few tenths of a second."""
 
 
 class Vocabulary:
@@ -22,6 +25,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.name = tokenizer.name
+        self._tokenizer = tokenizer
+        self._layouts: dict[str, TurnLayout] = {}
         self.special = frozenset(tokenizer.special.named.values())
         size = tokenizer.vocab_size
         # The last entry stands for every id that the tokenizer does not have.
@@ -55,14 +60,25 @@ class Vocabulary:
             found[-1] += rest.decode(errors="replace")
         return found
 
+    def parts(self, ids: npt.NDArray[Any], template: str | None) -> list[str] | None:
+        """Part of each token by the template with this fingerprint; None if it is not known, or the row is too long."""
+        if template is None or len(ids) > _MOST_PARSED:
+            return None
+        layout = self._layouts.get(template)
+        if layout is None:
+            layout = self._layouts[template] = TurnLayout.of(self._tokenizer, template)
+        return layout.parts(ids)[0] if layout.known else None
+
 
 def vocabulary_of(manifest: Manifest, given: str | None) -> tuple[Vocabulary | None, str]:
-    """Vocabulary of a store, from the tokenizer given or the one the store names; or None, with the reason."""
-    try:
-        tokenizer = store_tokenizer(manifest, given)
-    except (PenstockError, OSError, ImportError) as error:
-        return None, f"{error}; without it, rows are shown as ids"
-    return Vocabulary(tokenizer), ""
+    """Vocabulary of a store, from the tokenizer that it names, or the one given; or None, with the reason."""
+    reason = ""
+    for place in (None, given) if given is not None else (None,):
+        try:
+            return Vocabulary(store_tokenizer(manifest, place)), ""
+        except (PenstockError, OSError, ImportError) as error:
+            reason = f"{error}; without it, rows are shown as ids"
+    return None, reason
 
 
 def _bytes_of(tokenizer: Tokenizer, token: int) -> bytes:

@@ -52,6 +52,8 @@ def test_bars_have_names_values_and_series() -> None:
     ]
     assert [each.text for each in tree.all("li")] == ["old", "new"]
     assert "1 more" in bar_chart([("a", 1), ("b", 2)], label="x", most=1)
+    shares = parsed(bar_chart([("a", 50.0)], label="x", unit="%", high=100))
+    assert shares.all("rect")[0].attributes["width"] == "50.00%"
 
 
 def test_a_long_line_is_thinned_and_keeps_its_peak() -> None:
@@ -90,6 +92,10 @@ def test_tokens_keep_ids_masks_and_parts() -> None:
         ("content", "Hi\u21b5\n\u25ab")
     ]
     assert "supervised" in parsed(token_legend()).text
+    assert "data-unmasked" not in box.attributes
+    plain = parsed(token_view(pieces, [1, 2, 3, 4], label="Row 1"))
+    assert "data-unmasked" in plain.all("div", class_="tokens")[0].attributes
+    assert "supervised" not in parsed(token_legend(["content"], masked=False)).text
 
 
 def test_more_tokens_than_fit_are_counted() -> None:

@@ -224,3 +224,23 @@ def test_reasons_in_a_quarantine_file_are_counted_without_their_numbers(tmp_path
     assert "Parse: row N is short" in page.text
     assert "1 lines could not be read" in page.text
     assert not page.all("img")
+
+
+def test_runs_of_queues_and_rollouts_show_backlog_and_rewards(tmp_path: Path) -> None:
+    backlog = {'penstock_queue_ready_batches{split="train"}': 504.0, 'penstock_queue_leased_files{split="train"}': 3.0}
+    backlog |= {'penstock_queue_members{role="consumer",state="alive"}': 2.0}
+    lines = [header(kind="queue"), *(reading(at, None, **backlog) for at in (1.0, 2.0))]
+    page = parsed(build_report(str(write_lines(tmp_path / "queue.jsonl", lines))))
+    assert "504" in [cell.text for cell in page.all("td")]
+    assert facts_of(page)["members: consumer, alive"] == "2"
+    assert any("Batches that wait" in each.text for each in page.all("figcaption"))
+
+    used = {"penstock_rollouts_used_total": 60.0, "penstock_rollouts_staleness_mean": 1.5}
+    used |= {"penstock_rollouts_group_completion_ratio": 0.96, "penstock_rollouts_reward_sum": 30.0}
+    used |= {f'penstock_rollouts_reward_bucket{{le="{edge}"}}': n for edge, n in (("0.0", 20.0), ("+Inf", 60.0))}
+    used |= {'penstock_rollouts_dropped_total{reason="stale"}': 7.0}
+    lines = [header(kind="rollouts"), *(reading(at, None, **used) for at in (1.0, 2.0))]
+    page = parsed(build_report(str(write_lines(tmp_path / "rollouts.jsonl", lines))))
+    assert facts_of(page)["complete groups"].startswith("96.0%")
+    tips = {tip.text for tip in page.all("title")}
+    assert {"rewards, -1 to 0: 20", "rewards, 0 to 1: 40", "stale: 7 rollouts"} <= tips

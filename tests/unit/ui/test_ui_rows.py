@@ -11,6 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from ui_cases import HOSTILE, client, make_chat_store, make_store, shown, write_lines
 
 from penstock.errors import ConfigError, DataError
@@ -205,6 +207,24 @@ def test_the_page_of_a_row_shows_its_tokens_with_the_loss_mask(tmp_path: Path) -
     assert "of them supervised" in text
     assert 'href="/t/0/row/0-0-0"' in text
     assert "Next row" not in text
+
+
+def test_a_store_has_its_own_tokenizer_whatever_is_given_for_files(tmp_path: Path) -> None:
+    store = make_chat_store(tmp_path / "s", [("Why?", "Because.")])
+    other = tmp_path / "tokenizer.json"
+    Tokenizer(WordLevel({"a": 0}, unk_token="a")).save(str(other))
+    made = client(store, write_lines(tmp_path / "f.jsonl", [{"text": "a"}]), tokenizer=str(other))
+    assert "Because." in shown(made, "/t/0")
+    assert "1 token" in shown(made, "/t/1/row/0-0-0")
+
+
+def test_parts_of_a_row_are_those_of_its_template_also_beyond_the_first_tokens(tmp_path: Path) -> None:
+    asked = "Say <think>no</think> " + "y" * 2_500
+    text = shown(client(make_chat_store(tmp_path / "s", [(asked, "<think>Well.</think>Because.")])), "/t/0/row/0-0-0")
+    assert "run thought" not in text.partition("legend")[2]
+    text = shown(client(tmp_path / "s"), "/t/0/row/0-0-0?token=2000")
+    assert 'class="run thought trained" data-part="thought"' in text
+    assert 'class="run content trained"' in text
 
 
 def test_a_huge_row_is_shown_in_parts(tmp_path: Path) -> None:

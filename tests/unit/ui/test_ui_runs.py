@@ -140,11 +140,13 @@ def test_the_page_of_a_loader_has_data_wait_tokens_and_mixture(tmp_path: Path) -
 def test_the_page_of_rollouts_has_staleness_groups_and_rewards(tmp_path: Path) -> None:
     reading = {"penstock_rollouts_staleness_mean": 1.5, "penstock_rollouts_staleness_max": 4.0}
     reading |= {"penstock_rollouts_group_completion_ratio": 0.96, "penstock_rollouts_reward_sum": 30.0}
-    for edge, count in (("0.0", 10.0), ("1.0", 50.0), ("+Inf", 60.0)):
+    for edge, count in (("-9.0", 0.0), ("-1.0", 0.0), ("0.0", 10.0), ("1.0", 50.0), ("10.0", 60.0), ("+Inf", 60.0)):
         reading[f'penstock_rollouts_reward_bucket{{le="{edge}"}}'] = count
     text = shown(client(write_run(tmp_path / "a", "rollouts", [reading])), "/t/0")
-    for said in ("versions; at most 4", "96.0%", "60 rollouts used, mean 0.5", "Rewards of the rollouts used"):
+    for said in ("versions; at most 4", "96.0%", "Rewards: 60 rollouts used, mean 0.5", "Rewards of the rollouts used"):
         assert said in text, said
+    assert "rewards, -1 to 0: 10" in text
+    assert ">-5<" not in text  # an axis without the edges that no reward reached
 
 
 def test_the_page_of_a_queue_member_has_backlog_and_members(tmp_path: Path) -> None:
