@@ -21,6 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,6 @@ def datasets(job: str, source: Path, output: Path, workers: int) -> Callable[[],
 
 def datatrove(job: str, source: Path, output: Path, workers: int) -> Callable[[], object]:
     from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.filters import LambdaFilter
     from datatrove.pipeline.readers import JsonlReader
     from datatrove.pipeline.tokens import DocumentTokenizer
     from datatrove.pipeline.writers import ParquetWriter
@@ -130,7 +130,7 @@ def datatrove(job: str, source: Path, output: Path, workers: int) -> Callable[[]
             )
         ]
     elif job == "filter":
-        steps = [LambdaFilter(lambda document: is_good({"text": document.text})), ParquetWriter(str(output))]
+        steps = [gopher_quality(), ParquetWriter(str(output))]
     else:
         steps = [datatrove_rows, ParquetWriter(str(output))]
     executor = LocalPipelineExecutor(
@@ -170,26 +170,19 @@ class RayTokenizer(BatchTokenizer):
         return pa.table({"input_ids": [found.ids for found in self._tokenizer.encode_batch(texts)]})
 
 
-_STOP = frozenset({"the", "be", "to", "of", "and", "that", "have", "with"})
+@cache
+def gopher_quality() -> Any:
+    """The filter of datatrove, which the peers run; it splits words with spaCy."""
+    from datatrove.pipeline.filters import GopherQualityFilter
+
+    return GopherQualityFilter()
 
 
 def is_good(row: Mapping[str, Any]) -> bool:
-    """Rules of Gopher for the quality of a document, in plain Python, as a user of these engines would write them."""
-    text = row["text"]
-    words = text.split()
-    plain = [word for word in words if any(character.isalnum() for character in word)]
-    if not 50 <= len(plain) <= 100_000 or not 3 <= sum(map(len, plain)) / len(plain) <= 10:
-        return False
-    if text.count("#") / len(words) > 0.1 or (text.count("...") + text.count("\u2026")) / len(words) > 0.1:
-        return False
-    lines = text.splitlines()
-    if sum(line.lstrip().startswith(("\u2022", "-")) for line in lines) / len(lines) > 0.9:
-        return False
-    if sum(line.rstrip().endswith(("...", "\u2026")) for line in lines) / len(lines) > 0.3:
-        return False
-    if sum(any(character.isalpha() for character in word) for word in words) / len(words) < 0.8:
-        return False
-    return len(_STOP.intersection(words)) >= 2
+    """The rules of Gopher for the quality of a document, as users of these engines take them from datatrove."""
+    from datatrove.data import Document
+
+    return gopher_quality().filter(Document(text=row["text"], id="")) is True
 
 
 def _start_ray(workers: int) -> None:
@@ -215,7 +208,17 @@ def run_case(engine: str, job: str, source: str, workers: str, facts: str) -> No
         work = CASES[engine](job, Path(source), output, int(workers))
         start = time.perf_counter()
         work()
-        report_facts(facts, seconds=time.perf_counter() - start)
+        report_facts(facts, seconds=time.perf_counter() - start, rows=rows_in(output))
+
+
+def rows_in(output: Path) -> int | None:
+    """Rows of what a case has written: a token store, or Parquet; None for formats without a number of rows."""
+    import pyarrow.parquet as pq
+
+    if (output / "manifest.json").exists():
+        return int(json.loads((output / "manifest.json").read_bytes())["rows"])
+    files = [output] if output.is_file() else sorted(output.rglob("*.parquet"))
+    return sum(pq.read_metadata(file).num_rows for file in files) if files else None
 
 
 # -- splits ------------------------------------------------------------------------------------------------------------
@@ -284,14 +287,15 @@ def jobs(arguments: argparse.Namespace) -> None:
     for job in arguments.jobs:
         base: float | None = None
         for engine in arguments.only:
-            times, peak = [], 0
+            times, peak, kept = [], 0, None
             try:
                 for _ in range(arguments.repeat):
                     run = _measured("case", engine, job, source, arguments.workers)
                     times.append(run.facts["seconds"])
+                    kept = run.facts["rows"]
                     peak = max(peak, run.peak_bytes)
             except CaseError as error:
-                rows.append([f"{job}, {engine}", "-", "-", "-", str(error)[:80]])
+                rows.append([f"{job}, {engine}", "-", "-", "-", "-", str(error)[:80]])
                 continue
             seconds = statistics.median(times)
             base = base or seconds
@@ -301,11 +305,12 @@ def jobs(arguments: argparse.Namespace) -> None:
                     f"{seconds:.2f}",
                     f"{size / seconds / 1e6:.1f}",
                     f"{seconds / base:.2f}x",
+                    "-" if kept is None else f"{kept:,}",
                     f"{peak >> 20}",
                 ]
             )
             print(rows[-1], flush=True)
-    print(table(["job, engine", "s", "MB/s", "time of the first", "MiB"], rows))
+    print(table(["job, engine", "s", "MB/s", "time of the first", "rows out", "MiB"], rows))
 
 
 def splits(arguments: argparse.Namespace) -> None:
