@@ -130,7 +130,7 @@ def _flat_times(column: pa.Array, rows: pa.Array) -> Iterator[tuple[pa.Array, pa
 
 
 def _bad_times(values: pa.Array, dialect: SqlDialect) -> tuple[pa.Array, str]:
-    """Which of the values Arrow has no value for, and what they are."""
+    """Mask of the values that Arrow has no value for, and what they are."""
     kind = values.type
     days = pa.types.is_date32(kind)
     numbers = values.view(pa.int32() if days else pa.int64())

@@ -278,7 +278,7 @@ class SqlSink(Sink):
 
     @property
     def _start_again(self) -> str:
-        """What to do about a run that cannot go on, without rows that are there twice afterwards."""
+        """Advice for a run that cannot go on, after which no rows are there twice."""
         if self._mode == "append":
             return "to start again, delete the checkpoint, and the rows of this run in the table"
         if self._mode == "replace":
