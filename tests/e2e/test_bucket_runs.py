@@ -23,6 +23,7 @@ import penstock.files.object_lock as object_lock
 from penstock import Pipeline, PipelineConfig, PretrainDataLoader
 from penstock.chat.templates import load_template
 from penstock.cli.main import app
+from penstock.connections.sql import Database
 from penstock.corpus.prepare import prepare
 from penstock.corpus.recipe import Recipe
 from penstock.datasets import TitanicDataset, make_titanic
@@ -31,7 +32,7 @@ from penstock.errors import ConfigError, ResumeError, StageError
 from penstock.files import objects
 from penstock.files.objects import open_bucket
 from penstock.pipeline.checkpoint import load_checkpoint
-from penstock.sinks import JsonlSink, ParquetSink, StoreSink
+from penstock.sinks import JsonlSink, ParquetSink, SqlSink, StoreSink
 from penstock.sources import JsonlSource, MemorySource, StoreSource, open_source
 from penstock.store import open_store
 from penstock.templates import SentenceTemplate, TextTemplateEngine
@@ -214,6 +215,38 @@ def test_a_run_that_was_taken_for_dead_cannot_go_on_over_its_successor(
     stale.stop()
     assert (report.rows_out, report.resumed) == (600, saved)
     assert read(download(s3_url, tmp_path / "copy") / "a.jsonl") == ROWS
+
+
+def test_a_paused_run_into_a_database_adds_no_rows_to_those_of_its_successor(
+    s3_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are committed before the checkpoint is written, so the place of the checkpoint alone refuses too late."""
+    monkeypatch.setattr(object_lock, "_lives_here", lambda token: None)
+    monkeypatch.setattr(object_lock, "LEASE_SECONDS", 0.3)
+    monkeypatch.setattr(object_lock, "_PAUSE", 0.05)
+    monkeypatch.setattr(object_lock.ObjectLock, "_keep", lambda self, stop: None)
+    monkeypatch.setattr(SqlSink, "_end_abandoned", lambda sink, run: None)  # as that of another process
+    url, asleep, awake = f"sqlite:///{tmp_path}/a.db", threading.Event(), threading.Event()
+
+    class Sleeping(RowsSource):
+        def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+            if self.state_dict()["row"] >= 300:
+                asleep.set()
+                awake.wait(60)
+            return super().next_batch(max_rows)
+
+    stale = Pipeline(Sleeping(ROWS, batch_rows=50), [], SqlSink(url, "t"), EVERY).start(f"{s3_url}/kept")
+    assert asleep.wait(60)
+    while (kept := load_checkpoint(f"{s3_url}/kept")) is None or kept["rows_out"] < 300:
+        time.sleep(0.01)
+    report = Pipeline(RowsSource(ROWS), [], SqlSink(url, "t"), EVERY).run(f"{s3_url}/kept")
+    awake.set()
+    with pytest.raises(ResumeError, match="another process goes on with the run"):
+        stale.wait(60)
+    stale.stop()
+    assert (report.rows_out, report.resumed) == (600, True)
+    with Database(url).connect() as connection:
+        assert connection.rows("SELECT n, text FROM t ORDER BY n") == [(row["n"], row["text"]) for row in ROWS]
 
 
 def test_quarantined_rows_go_to_the_bucket_once_each(s3_url: str, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import orjson
@@ -89,27 +89,60 @@ def selected(field: pa.Field, name: str, dialect: SqlDialect) -> str:
 def check_times(batch: pa.RecordBatch, dialect: SqlDialect, where: str, row: int) -> None:
     """Refuse dates and times that Arrow has no value for: drivers make other ones of them."""
     for field, column in zip(batch.schema, batch.columns):
-        listed = pa.types.is_list(field.type)
-        kind = field.type.value_type if listed else field.type
-        if not (pa.types.is_date32(kind) or pa.types.is_timestamp(kind) or kind == pa.time64("us")):
+        if not _has_times(field.type):
             continue
-        flat = pc.list_flatten(column) if listed else column
-        numbers = flat.view(pa.int32() if pa.types.is_date32(kind) else pa.int64())
-        most = (1 << (31 if pa.types.is_date32(kind) else 63)) - 1
-        if pa.types.is_time64(kind):
-            bad = pc.greater_equal(numbers, _DAY_MICROSECONDS)
-            said = "is the time 24:00:00, which Arrow has no value for; read it with query=, cast to text"
-        else:
-            if dialect is POSTGRESQL:
-                bad = pc.less(numbers, _FIRST_DAY * (1 if pa.types.is_date32(kind) else _DAY_MICROSECONDS))
-            else:
-                bad = pc.or_(pc.equal(numbers, most), pc.equal(numbers, -most))
-            said = "is 'infinity', '-infinity' or a time after the year 294246, which Arrow has no value for; "
-            said += "read it with query=, cast to text, or null in its place: nullif(..., 'infinity')"
-        if pc.any(bad).as_py():
-            at = pc.index(bad, True).as_py()
-            place = row + (pc.list_parent_indices(column)[at].as_py() if listed else at)
-            raise DataError(f"column {field.name!r} {said}", file=where, row=place)
+        for values, rows in _flat_times(column, pa.array(range(len(column)), pa.int64())):
+            bad, said = _bad_times(values, dialect)
+            if pc.any(bad).as_py():
+                place = row + rows[pc.index(bad, True).as_py()].as_py()
+                raise DataError(f"column {field.name!r} {said}", file=where, row=place)
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_date32(kind) or pa.types.is_timestamp(kind) or pa.types.is_time64(kind))
+
+
+def _has_times(kind: pa.DataType) -> bool:
+    return _is_time(kind) or any(_has_times(kind.field(at).type) for at in range(kind.num_fields))
+
+
+def _flat_times(column: pa.Array, rows: pa.Array) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Dates and times in a column, also in structs, maps, lists and unions, with the row of each."""
+    kind = column.type
+    if pa.types.is_map(kind):
+        column = column.cast(pa.list_(kind.field(0)))  # for which there are the functions
+        kind = column.type
+    if _is_time(kind):
+        yield column, rows
+    elif not _has_times(kind):
+        return
+    elif pa.types.is_struct(kind):
+        for values in column.flatten():
+            yield from _flat_times(values, rows)
+    elif pa.types.is_union(kind) and kind.mode == "sparse":  # that of DuckDB
+        # `type_codes` of a slice are those of the whole column.
+        codes = pa.Array.from_buffers(pa.int8(), len(column), [None, column.buffers()[1]], offset=column.offset)
+        for at, code in enumerate(kind.type_codes):
+            chosen = pc.equal(codes, code)
+            yield from _flat_times(column.field(at).filter(chosen), rows.filter(chosen))
+    elif is_any_list(kind):
+        yield from _flat_times(pc.list_flatten(column), rows.take(pc.list_parent_indices(column)))
+
+
+def _bad_times(values: pa.Array, dialect: SqlDialect) -> tuple[pa.Array, str]:
+    """Mask of the values that Arrow has no value for, and what they are."""
+    kind = values.type
+    days = pa.types.is_date32(kind)
+    numbers = values.view(pa.int32() if days else pa.int64())
+    if pa.types.is_time64(kind):
+        said = "is the time 24:00:00, which Arrow has no value for; read it with query=, cast to text"
+        return pc.greater_equal(numbers, _DAY_MICROSECONDS * (1000 if kind.unit == "ns" else 1)), said
+    said = "is 'infinity', '-infinity' or a time after the year 294246, which Arrow has no value for; "
+    said += "read it with query=, cast to text, or null in its place: nullif(..., 'infinity')"
+    if dialect is POSTGRESQL:
+        return pc.less(numbers, _FIRST_DAY * (1 if days else _DAY_MICROSECONDS)), said
+    most = (1 << (31 if days else 63)) - 1
+    return pc.or_(pc.equal(numbers, most), pc.equal(numbers, -most)), said
 
 
 def read_type(field: pa.Field) -> pa.DataType:

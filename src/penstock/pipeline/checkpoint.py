@@ -103,7 +103,8 @@ class Checkpoint:
     """Keeps the progress of one run in a directory, or below a URL of an object store.
 
     Each save makes the sink durable first and then replaces the checkpoint, which names what the sink made durable.
-    A crash between the two leaves the older checkpoint, and the sink goes back to that one when it is restored.
+    A crash between the two leaves the older checkpoint, and the sink goes back to that one when it is restored. A sink
+    that commits rows for good (`Committing`) keeps the checkpoint beside them, and the run goes on at that one.
 
     One run at a time: the place is locked until `close`.
     """
@@ -224,12 +225,23 @@ class Checkpoint:
             "changed": dict(delivery.changed),
             "report": report.to_dict() if report is not None else None,
         }
-        if isinstance(self._sink, Committing):
-            self._sink.checkpoint_text = lambda token: to_json(_CHECKPOINT.write(saved | {"sink": token})).decode()
-        token = self._sink.checkpoint() if report is None else self.saved["sink"] if self.saved else {}
+        if report is None:
+            token = self._make_durable(saved)
+        else:  # `flush` has published everything
+            token = self.saved["sink"] if self.saved else {}
         self.saved = saved | {"sink": token | {"finishing": finishing}}
         self._write(self.saved)
         self._saved_at = time.monotonic()
+
+    def _make_durable(self, saved: State) -> State:
+        sink = self._sink
+        if not isinstance(sink, Committing):
+            return sink.checkpoint()
+        sink.checkpoint_text = lambda token: to_json(_CHECKPOINT.write(saved | {"sink": token})).decode()
+        try:
+            return sink.checkpoint()
+        finally:
+            sink.checkpoint_text = None  # it holds the whole state, and cannot be pickled
 
     def _write(self, state: State) -> None:
         if (holder := self._place.holder()) is not None:

@@ -24,6 +24,8 @@ POSITIONS = "penstock_positions"
 """Table of the positions of unfinished runs, in the schema of the table that is written."""
 _STAGED = "penstock_staged"
 _MOST_NAME_BYTES = 63
+_TAKEN_OVER = (-1, "")
+"""Line of a sink whose run another one in this process has resumed: that of no run."""
 _WRITERS: weakref.WeakValueDictionary[str, SqlSink] = weakref.WeakValueDictionary()
 """Open sinks of this process, by run: one that was abandoned must not keep its locks when its run is resumed."""
 
@@ -42,8 +44,6 @@ class SqlSink(Sink):
     The line of a run is deleted at its end. Columns are matched by name, and cast to the types of an existing table.
     """
 
-    commits_rows = True
-    """Rows are committed during a run, so the run must be known before the first."""
     checkpoint_text: Callable[[State], str] | None = None
 
     def __init__(
@@ -84,6 +84,8 @@ class SqlSink(Sink):
         self._buffer: list[pa.RecordBatch] = []
         self._rows = self._skip = self._held = 0
         self._durable = self._published = False
+        self._line: tuple[int, str] | None = None
+        """Rows and position of the run, as this sink found or committed them last; None before the first."""
         self._run = secrets.token_hex(8)
 
     def consume(self, batch: pa.RecordBatch) -> None:
@@ -108,8 +110,10 @@ class SqlSink(Sink):
         """Publish. Doing it again, or after a crash in the middle of it, is safe."""
         if self._published:
             return
-        self._write()
         connection = self._connect()
+        if self._durable:
+            self._check_alone(connection)
+        self._write()
         if self._mode == "replace" and self._schema is not None:
             target = self._quoted(self._table)
             connection.execute(f"DROP TABLE IF EXISTS {target}")
@@ -144,37 +148,37 @@ class SqlSink(Sink):
         self._run = secrets.token_hex(8)
         self._rows = self._skip = self._held = 0
         self._durable = self._published = False
+        self._line = None
         self.checkpoint_text = None
 
     def checkpoint(self) -> State:
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
-        self._write()
         connection = self._connect()
+        self._check_alone(connection)
+        self._write()
         schema = schema_to_text(self._schema) if self._schema is not None else None
         token = {"run": self._run, "rows": self._rows, "schema": schema}
         # While rows of before come again, the position is behind what is written.
         text = self.checkpoint_text(token) if self.checkpoint_text is not None and not self._skip else ""
+        line = (self._rows + self._skip, text)
         marks = [self._database.placeholder(number) for number in range(1, 5)]
         connection.execute(f"DELETE FROM {self._positions} WHERE run = {marks[0]}", [self._run])
         connection.execute(
             f"INSERT INTO {self._positions} (run, target, written, position) VALUES ({', '.join(marks)})",
-            [self._run, ".".join(self._table), self._rows + self._skip, text],
+            [self._run, ".".join(self._table), *line],
         )
         connection.commit()
+        self._line = line
         return token
 
     def committed_text(self, token: State) -> str | None:
-        self._end_abandoned(token.get("run") or "")
-        mark = self._database.placeholder(1)
+        run = token.get("run") or ""
+        self._end_abandoned(run)
         with self._database.connect() as connection:
-            try:
-                found = connection.rows(
-                    f"SELECT written, position FROM {self._positions} WHERE run = {mark}", [token.get("run") or ""]
-                )
-            except ConfigError:  # there is no such table; `restore` says what that means
-                return None
-        return found[0][1] or None if found and int(found[0][0]) > int(token.get("rows", 0)) else None
+            self._make_positions(connection)
+            line = self._committed(connection, run)
+        return line[1] or None if line is not None and line[0] > int(token.get("rows", 0)) else None
 
     def restore(self, token: State) -> None:
         self.reset()
@@ -183,32 +187,35 @@ class SqlSink(Sink):
         self._end_abandoned(self._run)
         self._schema = schema_from_text(token["schema"]) if token.get("schema") else None
         connection = self._connect()
-        connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {self._positions} (run varchar(32) PRIMARY KEY, target varchar(500) NOT NULL, "
-            "written bigint NOT NULL, position text, saved_at timestamp DEFAULT CURRENT_TIMESTAMP)"
-        )
+        self._make_positions(connection)
         connection.commit()
-        sql = f"SELECT written FROM {self._positions} WHERE run = {self._database.placeholder(1)}"
-        found = connection.rows(sql, [self._run])
+        self._line = self._committed(connection, self._run)
         connection.commit()
         if not token:
             return
-        if not found:
+        if self._line is None:
             if token.get("finishing"):
                 self._published = True
                 self._close()
                 return
             raise ResumeError(
                 f"{self._database.shown} has no position of the run {self._run} in {POSITIONS}; it was deleted, or "
-                "this is another database: delete the checkpoint to start again"
+                f"this is another database: {self._start_again}"
             )
-        self._skip = int(found[0][0]) - self._rows
+        committed, text = self._line
+        self._skip = committed - self._rows
         if self._skip < 0:
             raise ResumeError(
-                f"{self._database.shown} has {found[0][0]} rows of this run, and the checkpoint was saved after "
-                f"{self._rows}: the database is an older copy; delete the checkpoint to start again"
+                f"{self._database.shown} has {committed} rows of this run, and the checkpoint was saved after "
+                f"{self._rows}: the database is an older copy; {self._start_again}"
             )
-        self._check_committed(connection, int(found[0][0]))
+        if self._skip and text:  # the run should begin at this position, and its source is at an older one
+            self._close()
+            raise ResumeError(
+                f"{self._database.shown} has got rows of the run {self._run} just now, from a process that was taken "
+                "for dead; run again to go on after them"
+            )
+        self._check_committed(connection, committed)
 
     def _check_committed(self, connection: SqlConnection, committed: int) -> None:
         """Refuse to go on after rows that are no longer there: the table would have the last ones only."""
@@ -223,13 +230,13 @@ class SqlSink(Sink):
             self._close()
             raise ResumeError(
                 f"{self!r}: {committed} rows of this run were committed, and their table {target} is gone ({error}); "
-                "delete the checkpoint to start again"
+                f"{self._start_again}"
             ) from error
         if there != committed if self._mode == "replace" else not there:
             self._close()
             raise ResumeError(
                 f"{self!r}: {committed} rows of this run were committed, and their table {target} has "
-                f"{there or 'none'} now; delete the checkpoint to start again"
+                f"{there or 'none'} now; {self._start_again}"
             )
 
     # -- inside ------------------------------------------------------------------------------------------------------
@@ -238,6 +245,45 @@ class SqlSink(Sink):
         before = _WRITERS.get(run)
         if before is not None and before is not self:
             before.abort()
+            before._line = _TAKEN_OVER
+
+    def _make_positions(self, connection: SqlConnection) -> None:
+        """Make the table of positions, or give one of an older release the column that it lacks."""
+        connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {self._positions} (run varchar(32) PRIMARY KEY, target varchar(500) NOT NULL, "
+            "written bigint NOT NULL, position text, saved_at timestamp DEFAULT CURRENT_TIMESTAMP)"
+        )
+        if "position" not in connection.table(f"SELECT * FROM {self._positions} LIMIT 0").schema.names:
+            unless = "" if self._database.dialect is SQLITE else "IF NOT EXISTS "
+            connection.execute(f"ALTER TABLE {self._positions} ADD COLUMN {unless}position text")
+
+    def _committed(self, connection: SqlConnection, run: str) -> tuple[int, str] | None:
+        """Rows and position of a run that are committed."""
+        sql = f"SELECT written, position FROM {self._positions} WHERE run = {self._database.placeholder(1)}"
+        found = connection.rows(sql, [run])
+        return (int(found[0][0]), found[0][1] or "") if found else None
+
+    def _check_alone(self, connection: SqlConnection) -> None:
+        """Refuse to commit after another process has committed rows of the run, or has finished it.
+
+        The line is locked first, by a change that changes nothing, so that of two processes one waits for the other.
+        """
+        mark = self._database.placeholder(1)
+        connection.execute(f"UPDATE {self._positions} SET target = target WHERE run = {mark}", [self._run])
+        if self._committed(connection, self._run) == self._line:
+            return
+        self._buffer, self._held = [], 0
+        self._close()
+        raise ResumeError(f"{self!r}: another process goes on with the run {self._run}; nothing more is written here")
+
+    @property
+    def _start_again(self) -> str:
+        """Advice for a run that cannot go on, after which no rows are there twice."""
+        if self._mode == "append":
+            return "to start again, delete the checkpoint, and the rows of this run in the table"
+        if self._mode == "replace":
+            return f"to start again, delete the checkpoint, and the table penstock_{self._run} if it is there"
+        return "delete the checkpoint to start again"
 
     @property
     def _written(self) -> tuple[str, ...]:

@@ -343,8 +343,8 @@ class SqlRows:
         """Types of the key's columns, as PostgreSQL spells them; those of users with their schema."""
         kinds = {field.name: server_type(field) for field in self._given if field.name in self.key}
         for name, kind in kinds.items():
-            if kind in _OWN_TYPES:
-                continue
+            if kind in _OWN_TYPES or pa.types.is_integer(self.schema.field(name).type):
+                continue  # whole numbers are written into the query
             found = self._look(f"SELECT pg_typeof({self.database.quoted(name)})::text FROM {self._relation} LIMIT 1")
             kinds[name] = found.column(0)[0].as_py() if found.num_rows else "text"
         return kinds

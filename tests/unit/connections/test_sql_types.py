@@ -203,6 +203,43 @@ def test_midnight_at_the_end_of_a_day_and_infinite_times_are_refused_by_all(
     assert caught.value.row == 3
 
 
+@pytest.mark.parametrize("batch_at", [0, 3])
+@pytest.mark.parametrize(
+    ("kind", "value", "fine"),
+    [
+        ("STRUCT(x TIMESTAMP)", "{'x': 'infinity'::TIMESTAMP}", "{'x': NULL}"),
+        ("MAP(VARCHAR, DATE)", "MAP {'a': '2020-01-01'::DATE, 'b': 'infinity'::DATE}", "MAP {'a': '2020-01-01'::DATE}"),
+        ("DATE[][]", "[['2020-01-01'], ['-infinity', NULL]]", "[NULL, [], ['2020-01-01']]"),
+        ("DATE[2]", "[NULL, 'infinity'::DATE]", "['2020-01-01', '2020-01-02']"),
+        ("STRUCT(a INTEGER, x TIME)", "{'a': 1, 'x': '24:00:00'::TIME}", "{'a': 1, 'x': '23:59:59.999999'::TIME}"),
+        ("TIME_NS", "'24:00:00'::TIME_NS", "'23:59:59.999999999'::TIME_NS"),
+        (
+            "MAP(TIMESTAMP, STRUCT(l TIME[]))",
+            "MAP {'2020-01-01': {'l': ['24:00:00']}}",
+            "MAP {'2020-01-01': {'l': []}}",
+        ),
+        ("UNION(n INTEGER, x TIMESTAMPTZ)", "'infinity'::TIMESTAMPTZ", "1"),
+    ],
+)
+def test_times_inside_of_other_values_are_refused_with_their_row(
+    kind: str, value: str, fine: str, batch_at: int, tmp_path: Path
+) -> None:
+    url = f"duckdb:///{tmp_path}/a.db"
+    Database(url).connect().close()
+    cases = f"CASE WHEN i = 5 THEN ({value})::{kind} WHEN i % 2 = 0 THEN ({fine})::{kind} END"
+    query = f"SELECT i AS id, {cases} AS t FROM generate_series(0, 9) s(i)"
+    source = SqlSource(url, query=f"SELECT * FROM ({query}) WHERE id >= {batch_at} ORDER BY id", key="id")
+    with pytest.raises(DataError, match=r"'t' is .*cast to text") as caught:
+        source.next_batch(10)
+    source.close()
+    assert caught.value.row == 5 - batch_at
+    rest = SqlSource(url, query=f"SELECT * FROM ({query}) WHERE id <> 5", key="id")
+    batch = rest.next_batch(10)
+    rest.close()
+    assert batch is not None
+    assert batch.num_rows == 9
+
+
 def test_times_with_a_zone_and_bits_of_duckdb_are_text(tmp_path: Path) -> None:
     url = f"duckdb:///{tmp_path}/a.db"
     Database(url).connect().close()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import pickle
 import secrets
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +116,108 @@ def test_a_checkpoint_among_rows_that_come_again_still_knows_the_rest_of_them(ur
     last.restore(saved)
     write(last, ROWS[6:])
     assert seen(url, table) == pairs(ROWS)
+
+
+@pytest.mark.parametrize("mode", ["append", "replace", "upsert"])
+@pytest.mark.parametrize("late", ["checkpoint", "flush"])
+def test_a_run_that_another_process_goes_on_with_commits_nothing_more(
+    url: str, table: str, mode: Any, late: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a long pause, in which the lock of the checkpoint went to a successor."""
+    monkeypatch.setattr(SqlSink, "_end_abandoned", lambda sink, run: None)  # those of other processes stay
+    key = "id" if mode == "upsert" else None
+    paused, successor = (SqlSink(url, table, mode=mode, key=key) for _ in range(2))
+    paused.restore({})
+    token = paused.checkpoint()
+    successor.restore(token)
+    successor.consume(batch(ROWS[:3]))
+    token = successor.checkpoint()
+    if late == "flush":
+        successor.flush()
+        assert seen(url, table) == pairs(ROWS[:3])
+    paused.consume(batch(ROWS[:3]))
+    with pytest.raises(ResumeError, match="another process goes on with the run"):
+        getattr(paused, late)()
+    if late == "checkpoint":
+        again = SqlSink(url, table, mode=mode, key=key)
+        again.restore(token)
+        write(again, ROWS[3:])
+    assert seen(url, table) == pairs(ROWS if late == "checkpoint" else ROWS[:3])
+
+
+def test_a_sink_whose_run_was_resumed_here_commits_no_rows_after_those_it_lost(url: str, table: str) -> None:
+    abandoned = SqlSink(url, table)
+    abandoned.restore({})
+    token = abandoned.checkpoint()
+    abandoned.consume(batch(ROWS[:3]))
+    successor = SqlSink(url, table)
+    successor.restore(token)
+    abandoned.consume(batch(ROWS[3:6]))
+    with pytest.raises(ResumeError, match="another process goes on with the run"):
+        abandoned.checkpoint()
+    write(successor, ROWS)
+    assert seen(url, table) == pairs(ROWS)
+
+
+def test_two_processes_cannot_both_commit_the_next_rows(postgres: PostgresServer, table: str) -> None:
+    """The one that comes second waits for the transaction of the first, and then sees its line."""
+    sink = SqlSink(postgres.url, table)
+    sink.restore({})
+    token = sink.checkpoint()
+    answers: list[str] = []
+
+    def commit() -> None:
+        try:
+            sink.consume(batch(ROWS[:3]))
+            sink.checkpoint()
+            answers.append("committed")
+        except ResumeError as error:
+            answers.append(str(error))
+
+    with Database(postgres.url).connect(autocommit=False) as other, Database(postgres.url).connect() as watch:
+        other.execute(f"UPDATE penstock_positions SET written = 3, position = '{{}}' WHERE run = '{token['run']}'")
+        thread = threading.Thread(target=commit)
+        thread.start()
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%penstock_positions%'"
+        while thread.is_alive() and not watch.rows(waiting):
+            time.sleep(0.01)
+        other.commit()
+        thread.join()
+        assert "another process goes on" in answers[0]
+        assert watch.rows("SELECT to_regclass($1)::text", [table]) == [(None,)]
+
+
+def test_positions_of_an_older_release_get_the_column_they_lack(url: str, table: str) -> None:
+    database = Database(url)
+    schema = [f"s_{table}"] if database.dialect.name == "PostgreSQL" else []
+    name = database.quoted(*schema, "penstock_positions")
+    old = "run varchar(32) PRIMARY KEY, target varchar(500) NOT NULL, written bigint NOT NULL, saved_at timestamp"
+    with database.connect() as connection:
+        if schema:
+            connection.execute(f"CREATE SCHEMA {schema[0]}")
+        connection.execute(f"CREATE TABLE {name} ({old})")
+        connection.execute(f"INSERT INTO {name} (run, target, written) VALUES ('older', '{table}', 0)")
+    sink = SqlSink(url, [*schema, table])
+    assert sink.committed_text({"run": "older", "rows": 0}) is None
+    sink.restore({"run": "older", "rows": 0, "schema": None})
+    sink.consume(batch(ROWS[:3]))
+    token = sink.checkpoint()
+    sink.abort()
+    assert SqlSink(url, [*schema, table]).committed_text(token | {"rows": 1}) is None
+    again = SqlSink(url, [*schema, table])
+    again.restore(token)
+    write(again, ROWS[3:])
+    with database.connect() as connection:
+        rows = connection.rows(f"SELECT id, text FROM {database.quoted(*schema, table)} ORDER BY 1")
+    assert rows == pairs(ROWS)
+
+
+def test_a_question_for_the_last_commit_that_fails_is_an_error(postgres: PostgresServer, table: str) -> None:
+    with Database(postgres.url).connect() as connection:
+        connection.execute(f"CREATE SCHEMA s_{table}")
+        connection.execute(f"CREATE TABLE s_{table}.penstock_positions (run varchar(32), position text)")
+    with pytest.raises(ConfigError, match="written"):
+        SqlSink(postgres.url, f"s_{table}.{table}").committed_text({"run": "a", "rows": 0})
 
 
 def test_a_column_of_postgresql_that_is_too_short_refuses_rows(postgres: PostgresServer, table: str) -> None:
@@ -294,6 +399,32 @@ def test_rows_that_come_in_another_order_after_a_crash_are_there_once(
     assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 1
 
 
+def test_rows_committed_while_a_run_is_resumed_are_not_skipped_by_their_number(
+    url: str, table: str, tmp_path: Path
+) -> None:
+    """The COMMIT of a client that was killed may end on the server after its position was looked up."""
+
+    class Early(SqlSink):
+        def committed_text(self, token: dict[str, Any]) -> str | None:
+            return None
+
+        def __repr__(self) -> str:
+            return super().__repr__().replace("Early", "SqlSink")
+
+    def run(kind: type[SqlSink]) -> None:
+        config = PipelineConfig(batch_rows=4, workers=1, checkpoint_seconds=0)
+        sink = kind(url, table)
+        Pipeline(RowsSource(ROWS), [], sink, config).run(tmp_path / "checkpoint")
+        assert pickle.dumps(sink)  # it keeps nothing of the run
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Dying)
+    with pytest.raises(ResumeError, match="run again"):
+        run(Early)
+    run(SqlSink)
+    assert seen(url, table) == pairs(ROWS)
+
+
 def _longer(row: dict[str, Any]) -> dict[str, Any]:
     return {"id": row["id"], "text": row["text"] + "!"}
 
@@ -331,7 +462,8 @@ def test_a_run_whose_committed_rows_are_gone_is_not_resumed(url: str, table: str
     held = f"penstock_{saved['run']}" if mode == "replace" else table
     with Database(url).connect() as connection:
         connection.execute(f"{statement} {held}")
-    with pytest.raises(ResumeError, match=r"6 rows of this run were committed.*delete the checkpoint"):
+    left = {"append": ", and the rows of this run in the table", "upsert": "", "replace": f", and the table {held}"}
+    with pytest.raises(ResumeError, match=rf"6 rows of this run were committed.*delete the checkpoint{left[mode]}"):
         SqlSink(url, table, mode=mode, key=key).restore(saved)
     fresh = SqlSink(url, table, mode=mode, key=key)
     fresh.restore({})

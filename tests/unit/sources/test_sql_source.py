@@ -26,6 +26,7 @@ from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink, ParquetSink
 from penstock.sources import SqlSource, open_source
 from penstock.sources.splits import open_split, split_input
+from penstock.sources.sql_rows import SqlRows
 from penstock.testing import assert_resumes_exactly
 
 EVIL = "a\"b; DROP TABLE x; --'é\\ $1 %s"
@@ -119,6 +120,33 @@ def test_a_key_of_several_columns_is_compared_as_a_whole(url: str) -> None:
     assert_resumes_exactly(lambda: Pipeline(SqlSource(url, table=table, key=["a", "b"], batch_bytes=50)))
     with pytest.raises(DataError, match=r"key a = 0.*add a column"):
         read(SqlSource(url, table=table, key="a"))
+
+
+def test_a_type_is_asked_for_only_where_the_driver_does_not_tell_it(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, asked = f"t_{secrets.token_hex(6)}", []
+    with Database(postgres.url).connect() as connection:
+        connection.execute(f"CREATE DOMAIN d_{table} AS text")
+        connection.execute(
+            f"CREATE TABLE {table} AS SELECT i AS n, i::smallint AS s, i::oid AS o, 'x' AS t, ('y')::d_{table} AS d "
+            "FROM generate_series(1, 9) i"
+        )
+    source = SqlSource(postgres.url, table=table, key=["n", "s", "o", "t", "d"])
+    source.next_batch(4)
+    state = source.state_dict()
+    source.close()
+    look = SqlRows._look
+
+    def noted(rows: SqlRows, sql: str) -> pa.Table:
+        asked.append(sql)
+        return look(rows, sql)
+
+    monkeypatch.setattr(SqlRows, "_look", noted)
+    source = SqlSource(postgres.url, table=table, key=["n", "s", "o", "t", "d"])
+    source.load_state_dict(state)
+    assert [row["n"] for row in read(source)] == [5, 6, 7, 8, 9]
+    assert len([sql for sql in asked if "pg_typeof" in sql]) <= 1
 
 
 def test_parameters_are_bound_and_their_results_come_in_pages(url: str) -> None:
