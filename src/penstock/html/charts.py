@@ -277,9 +277,7 @@ def _svg(shapes: Sequence[Html], label: str, height: int = _HEIGHT + _BOTTOM + 8
     return element("svg", *shapes, role="img", aria_label=label, width="100%", height=height, class_="chart")
 
 
-def _axes(
-    across: Scale, up: Scale, x_label: str, known: tuple[float, float] = (-math.inf, math.inf)
-) -> list[Html]:
+def _axes(across: Scale, up: Scale, x_label: str, known: tuple[float, float] = (-math.inf, math.inf)) -> list[Html]:
     """Axes; the x axis has ticks where its values are known."""
     made: list[Html] = []
     for value in up.ticks(4):
