@@ -513,7 +513,7 @@ class DataLoader:
     def _plan_engine(self) -> PlanEngine:
         self._check_ready(closed_too=True)
         if not isinstance(self._engine, PlanEngine):
-            raise ConfigError(f"{type(self).__name__} has no plan; use a prepared loader (streaming=False)")
+            raise ConfigError(f"{type(self).__name__} has no plan; loaders of prepared data have one (streaming=False)")
         return self._engine
 
     def _ready(self) -> Engine:
