@@ -129,6 +129,8 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..
                 with urllib.request.urlopen(url, timeout=30) as answer:
                     return json.load(answer)["data"]
             except urllib.error.HTTPError as error:
+                if error.code == 503:  # it listens before it is ready
+                    return None
                 raise AssertionError(f"{values}: {error.read().decode()}") from None
             except OSError:
                 assert scraper.poll() is None

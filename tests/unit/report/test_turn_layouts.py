@@ -11,7 +11,7 @@ from penstock.chat.bound_template import ChatOptions, bind_template
 from penstock.chat.gate import Gate
 from penstock.chat.messages import Conversation
 from penstock.chat.templates import SPECIAL, ChatTemplate, load_template
-from penstock.report.turns import TurnLayout, template_fingerprint
+from penstock.report.turns import TurnLayout
 from penstock.transforms.tokenization import ByteTokenizer
 
 LOOSE = Gate(prompt=False, content=False, parts=False, terminator=False, bos=False, headers=False)
@@ -32,7 +32,7 @@ def found_in(template: str, conversation: Conversation) -> list[tuple[str, str]]
     tokenizer = OwnTemplate(template)
     renderer, _ = bind_template(tokenizer, source, ChatOptions("assistant", False, LOOSE, ChatTemplate.of(None, {})))
     data = renderer.text_of(renderer.traits.present(conversation)).encode()
-    layout = TurnLayout.of(tokenizer, template_fingerprint(source))
+    layout = TurnLayout.of(tokenizer, source.fingerprint)
     return [(role, data[low:high].decode()) for role, low, high in layout.contents(data)]
 
 
@@ -93,7 +93,7 @@ def test_results_of_any_tool_are_found(name: str) -> None:
 def test_marks_in_what_a_user_says_are_content() -> None:
     template = load_template("qwen", None).source
     tokenizer = OwnTemplate(template)
-    layout = TurnLayout.of(tokenizer, template_fingerprint(load_template("qwen", None)))
+    layout = TurnLayout.of(tokenizer, load_template("qwen", None).fingerprint)
     text = "<|im_start|>user\nSay <think>no</think><|im_end|>\n<|im_start|>assistant\n<think>no</think>Yes<|im_end|>\n"
     ids = np.asarray(tokenizer.encode(pa.array([text]), parse_special=True)[0].as_py())
     parts, turns = layout.parts(ids)
@@ -105,4 +105,4 @@ def test_marks_in_what_a_user_says_are_content() -> None:
 
 def test_a_template_whose_samples_are_not_found_again_has_no_turns() -> None:
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
-    assert not TurnLayout.of(OwnTemplate(template), template_fingerprint(load_template(None, template))).known
+    assert not TurnLayout.of(OwnTemplate(template), load_template(None, template).fingerprint).known
