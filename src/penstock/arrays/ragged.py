@@ -84,10 +84,19 @@ class Ragged:
 
     @classmethod
     def of_lists(cls, lists: pa.Array) -> Self:
-        """View of a column of Arrow lists without nulls. The first offset is 0; booleans are copied."""
+        """View of a column of Arrow lists without nulls. The first offset is 0; booleans are copied.
+
+        A null inside a list is a DataError: NumPy would make floats of all values.
+        """
         # A writer may leave out the offsets of no rows at all, and pyarrow would read them all the same.
         offsets = lists.offsets.to_numpy().astype(np.int64) if len(lists) else np.zeros(1, np.int64)
         values = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
+        if values.null_count:
+            at = int(flags(values.is_null()).argmax())
+            row = int(np.searchsorted(offsets - offsets[0], at, side="right")) - 1
+            raise DataError(
+                f"row {row} of a column of lists has a null inside; expected a value in every place", row=row
+            )
         return cls(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
 
     @classmethod

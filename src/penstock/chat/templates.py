@@ -239,6 +239,7 @@ def built_in_name(fingerprint: str) -> str | None:
     return next((name for name in BUILT_IN if load_template(name, None).fingerprint == fingerprint), None)
 
 
+@cache
 def _built_in(name: str) -> TemplateSource:
     source = (files("penstock.chat") / "template_files" / f"{name}.jinja").read_text(encoding="utf-8")
     return TemplateSource(name, source, BUILT_IN[name])

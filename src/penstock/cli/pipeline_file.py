@@ -85,11 +85,14 @@ def spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
     return tree | short
 
 
-def read_pipeline(tree: Mapping[str, Any], path: Path) -> PipelineFile:
-    """Build the described pipeline without reading or writing data. `path` is the file of the tree."""
+def read_pipeline(tree: Mapping[str, Any], path: Path, name: str | None = None) -> PipelineFile:
+    """Build the described pipeline without reading or writing data. `path` is the file of the tree.
+
+    Errors call it `name`: that of a URL, if `path` is its local copy.
+    """
     builder = _Builder(path)
     described = builder.build(tree)
-    builder.problems.check(str(path))
+    builder.problems.check(name or str(path))
     assert described is not None
     return described
 

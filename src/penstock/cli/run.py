@@ -101,19 +101,19 @@ def run(
     elsewhere = engine not in (None, "local")
     if elsewhere:
         engine_of(engine)
-    file = fetched_path(pipeline)
-    tree = spelled_out(read_document(file, such_as="source: corpus.jsonl"))
+    file, name = fetched_path(pipeline), shown(pipeline)
+    tree = spelled_out(read_document(file, such_as="source: corpus.jsonl", name=name))
     for assignment in check_assignments(assignments):
         set_value(tree, assignment, known=KEYS)
         tree = spelled_out(tree)
-    described = read_pipeline(tree, file)
+    described = read_pipeline(tree, file, name)
     if checkpoint is not None:
         described = replace(described, checkpoint=output_place(checkpoint, "checkpoint"))
     extent = Extent.of(described.pipeline.source)
     if dry_run:
         problems = Problems()
         columns = check_columns(described, problems, scan=not elsewhere)
-        problems.check(str(file))
+        problems.check(name)
         facts = _facts(described, extent) | {"columns": columns.columns, "columns_unknown_after": columns.unknown}
         if as_json:
             print_json(facts, indent=False)

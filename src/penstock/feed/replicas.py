@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -80,7 +81,8 @@ class _Replica:
     def __init__(self, config: LoaderConfig, directory: str, port: int, given: dict[str, Any], number: int) -> None:
         if Path(directory).is_dir():
             os.chdir(directory)  # paths of a loader file are relative to it
-        os.environ["RANK"] = str(number)  # the label that keeps metrics of replicas apart
+        if given["metrics"] is not None:
+            given = given | {"metrics": replace(given["metrics"], rank=number)}
         host = require("ray.util", "ray").get_node_ip_address()
         self._error: Exception | None = None
         try:

@@ -239,11 +239,14 @@ class _Service:
     """Answers to requests. Each runs in a thread of its own."""
 
     def __init__(self, loader: DataLoader, budget: MemoryBudget, defaults: Mapping[str, Any]) -> None:
+        if not isinstance(loader, DataLoader):
+            raise ConfigError(f"a feed serves a loader of penstock, got {loader!r:.80}")
         engine = loader._ready()
         if not isinstance(engine, PlanEngine):
             raise ConfigError(
-                f"{type(loader).__name__} has no plan, and a feed needs one: a stream's position is in the process "
-                "that reads it, so that no other server could go on; prepare the data (streaming=False)"
+                f"{type(loader).__name__} has no plan, and a feed needs one, so that any server can go on at any step; "
+                "serve a loader of prepared data (streaming=False). Rollouts reach trainers by a RolloutQueue, which "
+                "every rank reads itself"
             )
         self._engine, self._budget = engine, budget
         self.kind = "preference" if isinstance(engine, PreferenceEngine) else "compact"

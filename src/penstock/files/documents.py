@@ -18,18 +18,22 @@ _DATA = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".feather", 
 _MAX_SIZE, _MAX_DEPTH = 1 << 20, 100
 
 
-def read_document(path: Path, *, such_as: str) -> dict[str, Any]:
-    """The mapping that the file holds; `such_as` is a line that it could have, for the error if it has none."""
+def read_document(path: Path, *, such_as: str, name: str | None = None) -> dict[str, Any]:
+    """The mapping that the file holds; `such_as` is a line that it could have, for the error if it has none.
+
+    Errors call the file `name`: that of a URL, if `path` is its local copy.
+    """
+    name = name or str(path)
     if split_suffix(path)[0] in _DATA or path.is_dir():
         raise ConfigError(
-            f"{path} is {'a directory' if path.is_dir() else 'a file of data'}, and a YAML or JSON file with keys such "
+            f"{name} is {'a directory' if path.is_dir() else 'a file of data'}, and a YAML or JSON file with keys such "
             f"as '{such_as}' is expected here; write one that names the data"
         )
-    tree = _parsed(path.read_bytes(), str(path))
+    tree = _parsed(path.read_bytes(), name)
     if tree is None:
-        raise ConfigError(f"{path} is empty; it needs at least '{such_as}'")
+        raise ConfigError(f"{name} is empty; it needs at least '{such_as}'")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds a {type(tree).__name__}, expected keys such as '{such_as}'")
+        raise ConfigError(f"{name} holds a {type(tree).__name__}, expected keys such as '{such_as}'")
     return tree
 
 

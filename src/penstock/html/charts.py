@@ -111,13 +111,34 @@ def histogram_bars(
     log: bool = False,
     log_counts: bool = False,
     x_label: str = "",
+    open_ends: tuple[bool, bool] = (False, False),
 ) -> Html:
-    """A histogram that was counted elsewhere: `edges` has one more than each of the counts."""
+    """A histogram that was counted elsewhere: `edges` has one more than each of the counts.
+
+    `open_ends` says if the first bin has all values up to its upper edge, and the last one all above its lower edge.
+    """
     edges = np.asarray(edges, np.float64)
     across = Scale(float(edges[0]), float(edges[-1]), log)
     high = max(float(np.max(each)) for each in counts.values()) or 1.0
     up = Scale(0.5 if log_counts else 0.0, high, log_counts)
-    shapes: list[Html] = []
+    last = len(edges) - 2
+    ends: dict[int, str] = {}
+    if open_ends[0]:
+        ends[0] = f"{shown_number(edges[1])} or less"
+    if open_ends[1]:
+        ends[last] = "any" if 0 in ends and not last else f"over {shown_number(edges[last])}"
+    known = float(edges[1 if open_ends[0] else 0]), float(edges[last if open_ends[1] else last + 1])
+    shapes: list[Html] = [
+        element(
+            "text",
+            text,
+            x=f"{(_place(across(edges[number])) + _place(across(edges[number + 1]))) / 2:.2f}%",
+            y=_HEIGHT + 23,
+            text_anchor="middle",
+            class_="tick",
+        )
+        for number, text in ends.items()
+    ]
     for own, (name, each) in enumerate(counts.items()):
         for number, count in enumerate(np.asarray(each).tolist()):
             if not count:
@@ -125,7 +146,7 @@ def histogram_bars(
             left, right = _place(across(edges[number])), _place(across(edges[number + 1]))
             wide = (right - left) / len(counts)
             height = max(1.0, up(count) * _HEIGHT)
-            said = f"{shown_number(edges[number])} to {shown_number(edges[number + 1])}{_unit(unit)}"
+            said = f"{ends.get(number) or _between(edges[number], edges[number + 1])}{_unit(unit)}"
             tip = f"{name + ', ' if name else ''}{said}: {shown_number(count)}"
             shapes.append(
                 element(
@@ -138,7 +159,11 @@ def histogram_bars(
                     class_=f"bar s{own % SERIES + 1}",
                 )
             )
-    return Html(legend(_names(counts)) + _svg([*_axes(across, up, x_label or unit), *shapes], label))
+    return Html(legend(_names(counts)) + _svg([*_axes(across, up, x_label or unit, known), *shapes], label))
+
+
+def _between(low: float, high: float) -> str:
+    return f"{shown_number(low)} to {shown_number(high)}"
 
 
 def bin_edges(low: float, high: float, bins: int, *, log: bool = False) -> np.ndarray[Any, Any]:
@@ -252,7 +277,8 @@ def _svg(shapes: Sequence[Html], label: str, height: int = _HEIGHT + _BOTTOM + 8
     return element("svg", *shapes, role="img", aria_label=label, width="100%", height=height, class_="chart")
 
 
-def _axes(across: Scale, up: Scale, x_label: str) -> list[Html]:
+def _axes(across: Scale, up: Scale, x_label: str, known: tuple[float, float] = (-math.inf, math.inf)) -> list[Html]:
+    """Axes; the x axis has ticks where its values are known."""
     made: list[Html] = []
     for value in up.ticks(4):
         y = f"{8 + _HEIGHT - up(value) * _HEIGHT:.1f}"
@@ -260,7 +286,7 @@ def _axes(across: Scale, up: Scale, x_label: str) -> list[Html]:
         made.append(
             element("text", short_number(value), x=f"{_LEFT - 1.2}%", y=y, dy="4", text_anchor="end", class_="tick")
         )
-    for value in across.ticks(5):
+    for value in (value for value in across.ticks(5) if known[0] <= value <= known[1]):
         x = _place(across(value))
         anchor = "end" if x > 96 else "start" if x < _LEFT + 4 else "middle"
         made.append(

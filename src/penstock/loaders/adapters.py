@@ -96,6 +96,8 @@ class EpochIterator:
         if self.next_key >= self.count:
             if not self.over:
                 loader._position, self.over = loader._engine.position_of(self.epoch, self.count), True
+                if loader._counters is not None:
+                    loader._counters.stop()  # what follows, such as an evaluation, is no training
             raise StopIteration
         key = BatchKey(self.epoch, self.next_key, _edits(loader))
         self.next_key += 1

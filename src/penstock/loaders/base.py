@@ -368,7 +368,8 @@ class DataLoader:
 
     def _more_metrics(self) -> dict[str, float]:
         """Metrics of the position, the prefetching and the budget."""
-        last = None if self._loop is None or self._counters is None else self._counters.last
+        loop, counters = self._loop, self._counters
+        last = None if loop is None or loop.over or counters is None else counters.last
         step, epoch = (self.step, self.epoch) if last is None else (last[0] + 1, last[1])
         found: dict[str, float] = {"penstock_loader_step": step, "penstock_loader_epoch": epoch}
         prefetcher, budget = self._prefetcher, self.options.memory
@@ -416,6 +417,8 @@ class DataLoader:
         """Stop prefetching and close the files. A second call does nothing."""
         if self._engine is not None and not self._closed:
             self._loops += 1
+            if self._counters is not None:
+                self._counters.stop()
             if self._metrics_watch is not None:
                 self._metrics_watch.end()
             try:
@@ -510,7 +513,7 @@ class DataLoader:
     def _plan_engine(self) -> PlanEngine:
         self._check_ready(closed_too=True)
         if not isinstance(self._engine, PlanEngine):
-            raise ConfigError(f"{type(self).__name__} has no plan; use a prepared loader (streaming=False)")
+            raise ConfigError(f"{type(self).__name__} has no plan; loaders of prepared data have one (streaming=False)")
         return self._engine
 
     def _ready(self) -> Engine:

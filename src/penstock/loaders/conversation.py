@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
-import xxhash
-
 from penstock._suggest import check_options
 from penstock.arrays.truncation import Policy
 from penstock.batching.options import GROUPS, LoaderOptions, Options, read_options
@@ -113,7 +111,7 @@ def check_template(inputs: Inputs, template: str) -> None:
     from penstock.chat.templates import load_template
 
     assert inputs.tokenizer is not None
-    given = xxhash.xxh3_128_hexdigest(load_template(template, inputs.tokenizer.chat_template).source.encode())
+    given = load_template(template, inputs.tokenizer.chat_template).fingerprint
     for store in inputs.table.stores:
         made_with = store.manifest.template
         if made_with is not None and made_with != given:

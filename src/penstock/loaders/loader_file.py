@@ -42,7 +42,7 @@ from penstock.config.settings import ByteSize
 from penstock.distributed.sharding import Balanced, Contiguous, Strided
 from penstock.errors import ConfigError, PenstockError
 from penstock.files.documents import read_document, set_value
-from penstock.files.filesystems import is_remote, shown
+from penstock.files.filesystems import shown
 from penstock.files.listing import PathLike
 from penstock.files.remote import fetched_path
 from penstock.loaders.base import DataLoader
@@ -181,6 +181,7 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
     """
     refuse_remote_store(path)
     file: PathLike
+    name = shown(path)
     if is_bucket_store(path):
         file = os.fspath(path)
     else:
@@ -192,23 +193,22 @@ def load_config(path: PathLike, overrides: Iterable[str] = ()) -> LoaderConfig:
                 kind = "preference"
         tree: dict[str, Any] = {"loader": kind, "path": str(file)}
     else:
-        tree = read_document(file, such_as="loader: pretrain")
+        tree = read_document(file, such_as="loader: pretrain", name=name)
     # `loader` first: it decides which keys are valid.
     for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() != "loader"):
         set_value(tree, override, known=keys_of(tree.get("loader")))
     problems = Problems()
     _check(tree, problems)
-    name = shown(path)
     problems.check(name)
     return LoaderConfig(name, tree["loader"], tree, tree.get("epochs") or 1)
 
 
 def _without_secrets(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _without_secrets(each) for key, each in value.items()}
+        return {_without_secrets(key): _without_secrets(each) for key, each in value.items()}
     if isinstance(value, list):
         return [_without_secrets(each) for each in value]
-    return shown(value) if isinstance(value, str) and is_remote(value) else value
+    return shown(value) if isinstance(value, str) and "://" in value else value
 
 
 def open_rank(config: LoaderConfig, rank: int = 0, **more: Any) -> DataLoader:

@@ -55,12 +55,16 @@ class MetricsConfig:
     name: str | None = None
     """Name of the run, in place of the kind of loader or `pipeline`."""
     job: str | None = None
+    rank: int | None = None
+    """Number of this process in the labels, in place of that of a loader or of RANK."""
 
     def __post_init__(self) -> None:
         if not 0 < self.interval_seconds < math.inf:
             raise ConfigError(f"interval_seconds must be positive, got {self.interval_seconds!r}")
         if self.trace_share is not None and not 0 <= self.trace_share <= 1:
             raise ConfigError(f"trace_share must be between 0 and 1, got {self.trace_share!r}")
+        if self.rank is not None and (type(self.rank) is not int or self.rank < 0):
+            raise ConfigError(f"rank must be a number from 0 on, got {self.rank!r}")
         self.exporters()
 
     @classmethod
@@ -91,7 +95,9 @@ class MetricsConfig:
         rank: int | None = None,
     ) -> MetricsWatch:
         """A started watch of a run of this process."""
-        run = RunFacts(kind, self.name or name, description, process_labels(rank, self.job))
+        run = RunFacts(
+            kind, self.name or name, description, process_labels(rank if self.rank is None else self.rank, self.job)
+        )
         interval = self.interval_seconds
         return MetricsWatch(run, read, self.exporters(), note=note, interval_seconds=interval).start()
 
@@ -123,6 +129,8 @@ def open_exporter(target: Target) -> Exporter:
     scheme, colon, rest = target.partition(":")
     if is_object_url(target):
         return MetricsFile(target)  # refuses it
+    if scheme.lower() == "file" and rest.startswith("/"):
+        return MetricsFile(target)
     if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]+", scheme) or Path(target).exists():
         return MetricsFile(target)
     scheme = scheme.lower()

@@ -76,17 +76,20 @@ def reward_figure(metrics: Mapping[str, float]) -> Html | None:
         return None
     finite = [(edge, value) for edge, value in buckets if math.isfinite(edge)]
     steps = [high - low for (low, _), (high, _) in pairwise(finite)] or [1.0]
-    edges = [finite[0][0] - steps[0], *(edge for edge, _ in finite)] if finite else [0.0, 1.0]
+    edges = [finite[0][0] - steps[0], *(edge for edge, _ in finite)] if finite else [0.0]
     counts = [value - before for (_, value), before in zip(finite, [0.0, *(value for _, value in finite)])]
     if len(buckets) > len(finite) and buckets[-1][1] > (finite[-1][1] if finite else 0.0):
         edges.append(edges[-1] + steps[-1])
         counts.append(buckets[-1][1] - (finite[-1][1] if finite else 0.0))
     used = [at for at, count in enumerate(counts) if count]
-    if used:  # the edges reach further than most rewards
-        edges, counts = edges[used[0] : used[-1] + 2], counts[used[0] : used[-1] + 1]
+    # The edges reach further than most rewards, and not as far as some.
+    edges, counts = edges[used[0] : used[-1] + 2], counts[used[0] : used[-1] + 1]
+    open_ends = used[0] == 0, used[-1] >= len(finite)
     total = metrics.get(f"{name}_sum")
     mean = f", mean {total / buckets[-1][1]:.3g}" if total is not None else ""
-    drawn = histogram_bars(edges, {"rewards": counts}, label="Rewards of the rollouts used", x_label="reward")
+    drawn = histogram_bars(
+        edges, {"rewards": counts}, label="Rewards of the rollouts used", x_label="reward", open_ends=open_ends
+    )
     return figure(drawn, f"Rewards: {shown_number(buckets[-1][1])} rollouts used{mean}")
 
 

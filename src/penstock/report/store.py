@@ -28,6 +28,8 @@ from penstock.tokenizers.base import Tokenizer
 
 ORIGINS = ("source", "file", "language", "lang", "dataset", "subset", "domain", "category", "kind")
 """Columns that say where rows come from, or in which language they are."""
+UNKNOWN = "unknown"
+"""Role of the tokens of rows in which messages are not found for certain."""
 _MOST_TURN_TOKENS = 400_000
 _MOST_TURNS = 12
 _MOST_SHOWN = 30
@@ -158,7 +160,7 @@ def _count_turns(made: StoreFigures, store: Store, layout: TurnLayout, sides: Se
                 _add(turns, span.number + 1, size, trained)
                 inside += size
             trained = int(mask.sum()) - sum(int(mask[span.start : span.stop].sum()) for span in spans)
-            _add(roles, "template", len(ids) - inside, trained)
+            _add(roles, "template" if spans or not len(ids) else UNKNOWN, len(ids) - inside, trained)
         made.turn_rows += 1
         if left <= 0:
             break
@@ -257,6 +259,8 @@ def _supervision(store: Store, found: StoreFigures) -> Section:
         children.append(
             note("The end of an answer is part of the template, and is supervised if a model learns to stop.")
         )
+        if UNKNOWN in found.roles:
+            children.append(note(f"{UNKNOWN}: rows in which the messages of the template are not found for certain."))
     elif store.manifest.template:
         children.append(
             note("Roles are not shown: the template of the store is not a built-in one, nor the tokenizer's.")

@@ -7,8 +7,8 @@ from sample conversations, and found again among the tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from itertools import product
 from typing import Any
@@ -55,8 +55,10 @@ _INSIDE = (
 _PATTERNS = tuple((name, re.compile(pattern, re.DOTALL), own) for name, pattern, own in _INSIDE)
 _BARE_CALL = re.compile(rb'\s*\{"(?:type|name|function)": ?".*"(?:parameters|arguments)": ?.*\}\s*', re.DOTALL)
 """Call that is the whole content of a message without any mark, as those of Llama 3."""
+_THINK = re.compile("</?think>")
 _MARK = re.compile(r"<[|\uff5c][^<>]*?[|\uff5c]>|</?[a-zA-Z_]+>|\[/?[A-Z_]+\]")
 """Mark that a header does not begin inside of."""
+_SHORTEST_MARK = 3
 _OF_SAMPLE = (TOOL, CALL_ID)
 """Words of the samples that a template may write before the result of a tool."""
 
@@ -80,16 +82,18 @@ class TurnLayout:
     """Texts that a message begins after, by role."""
     ends: Mapping[str, Sequence[bytes]]
     """Texts after a message, by role: in front of another one, and at the end."""
+    closed_by: Mapping[str, Collection[bytes]] = field(default_factory=dict)
+    """Marks that end a message, by role: inside of one, the message after it was not found."""
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, fingerprint: str | None) -> TurnLayout:
         """The layout of the template with this fingerprint: a built-in one, or the tokenizer's own."""
         source = _template(tokenizer, fingerprint)
         try:
-            headers, ends = _learned(tokenizer, source) if source is not None else ({}, {})
+            found = _learned(tokenizer, source) if source is not None else None
         except PenstockError:
-            headers, ends = {}, {}
-        return cls(tokenizer, headers, ends)
+            found = None
+        return found or cls(tokenizer, {}, {})
 
     @property
     def known(self) -> bool:
@@ -103,14 +107,17 @@ class TurnLayout:
         return b"".join(pieces), starts
 
     def parts(self, tokens: np.ndarray[Any, Any]) -> tuple[list[str], list[TokenTurn]]:
-        """Name of the part of each token, and the turns."""
+        """Name of the part of each token, and the turns; no turns where they are not found for certain."""
         data, starts = self.data(tokens)
         special = self._special
-        if not self.known:
+        contents = list(self.contents(data)) if self.known else []
+        if not contents or any(
+            mark in data[low:high] for role, low, high in contents for mark in self.closed_by.get(role, ())
+        ):
             return ["template" if token in special else "content" for token in tokens.tolist()], []
         parts = np.full(len(tokens), "template", object)
         turns = []
-        for number, (role, low, high) in enumerate(self.contents(data)):
+        for number, (role, low, high) in enumerate(contents):
             first, last = (int(np.searchsorted(starts[:-1], at)) for at in (low, high))
             turns.append(TokenTurn(role, number, first, last))
             parts[first:last] = "tool result" if role == "tool" else "content"
@@ -131,6 +138,14 @@ class TurnLayout:
             if role == "system" and not data[low : high - cut].strip() and number + 1 < len(found):
                 continue  # the header of a system message is the beginning of every text
             yield role, low, high - cut
+
+    def closings(self, samples: Sequence[bytes]) -> dict[str, set[bytes]]:
+        """Marks that the end of a message begins with, by role, without those that are inside of some message too."""
+        found = {role: {mark for end in self.ends.get(role, ()) if (mark := _mark_of(end))} for role in self.headers}
+        for data in samples:
+            for role, low, high in self.contents(data):
+                found[role] -= {mark for mark in found[role] if mark in data[low:high]}
+        return found
 
     @cached_property
     def _roles(self) -> dict[str, str]:
@@ -183,6 +198,14 @@ def _template(tokenizer: Tokenizer, fingerprint: str | None) -> TemplateSource |
     return load_template(None, own)
 
 
+def _mark_of(end: bytes) -> bytes:
+    """First mark of the text behind a message, or its first line with text."""
+    text = end.decode()
+    mark = _MARK.search(text)
+    line = mark[0] if mark else text.strip().partition("\n")[0].strip()
+    return line.encode() if len(line) >= _SHORTEST_MARK else b""
+
+
 def _inside(data: bytes, role: str, low: int, high: int) -> Iterator[tuple[str, int, int]]:
     """Parts inside of the content of a message: thoughts and calls are the assistant's, results are others'."""
     if role == "assistant" and _BARE_CALL.fullmatch(data, low, high):
@@ -232,8 +255,8 @@ class _Sample:
         return True
 
 
-def _learned(tokenizer: Tokenizer, source: TemplateSource) -> tuple[dict[str, list[bytes]], dict[str, list[bytes]]]:
-    """Texts before and after messages, by role: the first choice of headers that finds every message of the samples.
+def _learned(tokenizer: Tokenizer, source: TemplateSource) -> TurnLayout | None:
+    """Layout with the first choice of headers that finds every message of the samples.
 
     A header is what all samples have in common before messages of a role; where that does not tell roles apart, such as
     in a template that writes empty thoughts into some turns only, each text that occurs is a header.
@@ -253,7 +276,7 @@ def _learned(tokenizer: Tokenizer, source: TemplateSource) -> tuple[dict[str, li
                 after.setdefault(role, []).append(tail)
         last.append(made.text[made.places[-1][2] :].encode())
     if not {"user", "assistant"} <= before.keys():
-        return {}, {}
+        return None
     ends = {role: [_common_start(texts).encode()] for role, texts in after.items()}
     ends["assistant"] += dict.fromkeys(last)
     closing = _MARK.search(_common_start(after["assistant"]))
@@ -265,8 +288,8 @@ def _learned(tokenizer: Tokenizer, source: TemplateSource) -> tuple[dict[str, li
             continue
         layout = TurnLayout(tokenizer, headers, ends)
         if all(made.is_found_by(layout) for made in samples):
-            return headers, ends
-    return {}, {}
+            return replace(layout, closed_by=layout.closings([made.text.encode() for made in samples]))
+    return None
 
 
 def _header_choices(leads: Sequence[str], closing: str) -> list[list[str]]:
@@ -278,9 +301,8 @@ def _header_choices(leads: Sequence[str], closing: str) -> list[list[str]]:
     each = list(dict.fromkeys(_from_end(lead, closing) for lead in leads))
     choices = [*([[_from_end(shared, closing)]] if shared.strip() else []), each]
     # An empty thought that the template writes is its own; another thought is the message's.
-    return [[*texts, *(text.partition("<think>")[0] for text in texts if "<think>" in text)] for texts in choices] + [
-        []
-    ]
+    bare = [[_THINK.split(text)[0] for text in texts if _THINK.search(text)] for texts in choices]
+    return [[*texts, *(text for text in more if text.strip())] for texts, more in zip(choices, bare)] + [[]]
 
 
 def _from_end(lead: str, closing: str) -> str:

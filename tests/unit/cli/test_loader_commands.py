@@ -294,3 +294,18 @@ def test_probe_isolation_without_packing_has_nothing_to_probe(penstock: Call, ch
     text = said(penstock("probe-isolation", chats, "--model", model, "--set", "packing=null"), 1)
     assert "rows are not packed" in text
     assert "config.json" in said(penstock("probe-isolation", chats, "--model", "."), 1)
+
+
+def test_settings_are_shown_without_the_secrets_of_urls(tmp_path: Path) -> None:
+    file = tmp_path / "secret.yaml"
+    tree = {
+        "loader": "mixed",
+        "sources": {"s3://user:hidden@bucket/web": "s3://user:hidden@bucket/web", "a": "data/a.store"},
+        "metrics": ["jsonl:s3://user:hidden@bucket/run.jsonl", "prometheus://:9464"],
+    }
+    file.write_text(yaml.safe_dump(tree, sort_keys=False))
+    shown = load_config(file).shown_tree
+    assert "hidden" not in str(shown)
+    assert list(shown["sources"]) == ["s3://user:***@bucket/web", "a"]
+    assert shown["sources"]["a"] == "data/a.store"
+    assert shown["metrics"] == ["jsonl:s3://user:***@bucket/run.jsonl", "prometheus://:9464"]

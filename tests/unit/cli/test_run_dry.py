@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,23 @@ def test_an_engine_is_checked_first_and_plans_without_the_workers_of_this_machin
     assert " 1 split of about " in told
     assert "workers" not in told
     assert "workers auto" in dry([{"lower": "text"}], words=("--engine", "local"))
+
+
+def test_problems_of_a_pipeline_at_a_url_name_the_url(penstock: Callable[..., Any]) -> None:
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    key = "source: [{text: a}]\nsink: out.jsonl\nnonsense: 1\n"
+    column = "source: rows.jsonl\ntransforms: [{lower: words}]\nsink: out.jsonl\n"
+    Path("rows.jsonl").write_text('{"text": "a"}\n')
+    written = {"key": key, "column": column, "syntax": "source: [", "empty": "", "list": "[1]"}
+    try:
+        for name, text in written.items():
+            url = f"memory://pipelines/{name}.yaml"
+            memory.pipe(f"/pipelines/{name}.yaml", text.encode())
+            for command in (("run", url, "--dry-run"), ("plan", url)):
+                result = penstock(*command)
+                assert result.exit_code == 1, result.output
+                said = result.stderr.replace("\n", "")
+                assert url in said, said
+                assert said.count(".yaml") == 1, said  # not the path of the local copy
+    finally:
+        memory.rm("/pipelines", recursive=True)

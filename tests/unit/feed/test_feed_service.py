@@ -35,6 +35,7 @@ from penstock.loaders.loader_file import load_config
 from penstock.loaders.plan_engine import PlanEngine
 from penstock.loaders.preference import PreferenceDataLoader
 from penstock.loaders.pretrain import PretrainDataLoader
+from penstock.loaders.rollout import RolloutDataLoader
 from penstock.memory import MemoryBudget
 from token_stores import make_preferences, make_rows, make_store
 
@@ -385,8 +386,19 @@ def test_slices_of_preferences_are_refused_before_the_first_batch(tmp_path: Path
 
 
 def test_a_stream_is_refused_with_the_reason(store: Path) -> None:
-    with local(store, streaming=True) as loader, pytest.raises(ConfigError, match="prepare the data"):
+    with local(store, streaming=True) as loader, pytest.raises(ConfigError, match="prepared data"):
         FeedServer(loader)
+
+
+def test_what_has_no_plan_is_refused_with_the_way_to_do_it() -> None:
+    rollouts = [{"prompt_ids": [1], "response_ids": [2, 3], "reward": 1.0, "group": 0}]
+    with RolloutDataLoader(rollouts, batch_size=1, backend="numpy") as loader:
+        with pytest.raises(ConfigError, match=r"RolloutDataLoader has no plan.*RolloutQueue"):
+            FeedServer(loader)
+        with pytest.raises(ConfigError, match="loaders of prepared data have one"):
+            _ = loader.sources
+    with pytest.raises(ConfigError, match="a loader of penstock, got None"):
+        FeedServer(None)  # type: ignore[arg-type]
 
 
 # -- what clients share -----------------------------------------------------------------------------------------------

@@ -82,6 +82,17 @@ def test_every_loop_over_a_torch_dataloader_is_the_next_epoch(kind: str, home: P
         assert loader.epoch == 3
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_metrics_after_an_epoch_are_those_of_a_plain_loop(kind: str, home: Path) -> None:
+    with make(kind, home) as plain, make(kind, home) as loader:
+        assert seen(plain) == seen(wrapped(loader))
+        expected, found, later = plain.metrics(), loader.metrics(), loader.metrics()
+    for name in ("step", "epoch", "steps_total", "tokens_total"):
+        assert found[f"penstock_loader_{name}"] == expected[f"penstock_loader_{name}"], name
+    trained = "penstock_loader_train_seconds_total"
+    assert found[trained] == later[trained]  # nothing is trained after the loop
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_every_loop_over_worker_processes_is_the_next_epoch(persistent: bool, home: Path) -> None:
     expected = epochs("packed", home)

@@ -91,6 +91,23 @@ def test_options_of_metrics_are_checked() -> None:
         MetricsConfig("x.jsonl", interval_seconds=0)
     with pytest.raises(ConfigError, match="trace_share must be between 0 and 1, got 2"):
         MetricsConfig("x.jsonl", trace_share=2)
+    with pytest.raises(ConfigError, match="rank must be a number from 0 on, got -1"):
+        MetricsConfig("x.jsonl", rank=-1)
+
+
+def test_a_rank_of_the_config_is_the_label_whatever_the_launcher_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "5")
+    MetricsConfig(tmp_path / "m.jsonl", rank=3).watch("feed", "FeedServer", dict, rank=1).end()
+    assert lines_of(tmp_path / "m.rank3.jsonl")[0]["labels"]["rank"] == "3"
+
+
+def test_a_file_url_is_a_metrics_file(tmp_path: Path) -> None:
+    Pipeline(ROWS, [], tmp_path / "out.jsonl").run(metrics=(tmp_path / "m.jsonl").as_uri())
+    assert lines_of(tmp_path / "m.jsonl")[-1]["end"] == "finished"
+    with pytest.raises(ConfigError, match="three slashes"):
+        open_exporter("file://elsewhere/m.jsonl")
 
 
 def test_a_target_whose_package_is_missing_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable
@@ -17,7 +19,9 @@ from page_reader import Node, parsed
 from penstock.errors import ConfigError, DataError
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.report import build_report
+from penstock.report.live_runs import reward_figure
 from penstock.report.run_record import MOST_READINGS, rates, read_run
+from penstock.rl.counters import REWARD_BOUNDS
 from penstock.sinks import JsonlSink
 from penstock.sources import JsonlSource
 from penstock.transforms import Filter
@@ -243,4 +247,26 @@ def test_runs_of_queues_and_rollouts_show_backlog_and_rewards(tmp_path: Path) ->
     page = parsed(build_report(str(write_lines(tmp_path / "rollouts.jsonl", lines))))
     assert facts_of(page)["complete groups"].startswith("96.0%")
     tips = {tip.text for tip in page.all("title")}
-    assert {"rewards, -1 to 0: 20", "rewards, 0 to 1: 40", "stale: 7 rollouts"} <= tips
+    assert {"rewards, 0 or less: 20", "rewards, over 0: 40", "stale: 7 rollouts"} <= tips
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1000.0] * 5, {"rewards, over 10: 5"}),
+        ([-70.0, -10.0, 7.0], {"rewards, -10 or less: 2", "rewards, 5 to 10: 1"}),
+        ([0.3], {"rewards, 0.25 to 0.5: 1"}),
+        ([-11.0, 11.0], {"rewards, -10 or less: 1", "rewards, over 10: 1"}),
+    ],
+)
+def test_rewards_beyond_the_edges_are_drawn_as_such(rewards: list[float], expected: set[str]) -> None:
+    edges = (*REWARD_BOUNDS, math.inf)
+    counted = {
+        f'penstock_rollouts_reward_bucket{{le="{edge}"}}': sum(reward <= edge for reward in rewards) for edge in edges
+    }
+    drawn = str(reward_figure(counted))
+    tips = set(re.findall(r"<title>(.*?)</title>", drawn))
+    assert tips == expected
+    ticks = re.findall(r'class="tick">(.*?)<', drawn)
+    assert not {"15", "-15"} & set(ticks)  # no edges that do not exist
+    assert {tip.split(", ")[1].split(":")[0] for tip in tips if " to " not in tip} <= set(ticks)

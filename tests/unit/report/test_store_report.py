@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from penstock.corpus.prepare import EXAMPLES_NAME, drop_examples_of
 from penstock.errors import ConfigError
 from penstock.report import build_report
 from penstock.report.page import MOST_BYTES, target_kind
+from penstock.report.store import open_tokenizer, store_figures
+from penstock.report.turns import TurnLayout
 from penstock.store import open_store
 from report_stores import HOSTILE, chat_store, text_store
 from token_stores import make_masks, make_preferences, make_rows, make_store
@@ -66,6 +69,24 @@ def test_supervised_tokens_are_counted_by_role(chats: Path, chat_page: Node) -> 
         supervised = sum(int(row["loss_mask"].sum()) for row in store)
         assert sum(int(row[1].replace(",", "")) for row in rows.values()) == supervised
         assert sum(int(row[0].replace(",", "")) for row in rows.values()) == store.tokens
+
+
+def test_tokens_of_rows_without_certain_messages_are_unknown(chats: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store(chats) as store:
+        lengths = [len(row["input_ids"]) for row in store]
+        found = TurnLayout.parts
+
+        def only_long(layout: TurnLayout, ids: Any) -> Any:
+            parts, turns = found(layout, ids)
+            return parts, turns if len(ids) == max(lengths) else []
+
+        monkeypatch.setattr(TurnLayout, "parts", only_long)
+        figures = store_figures(store, open_tokenizer(store, None))
+        assert figures.roles["unknown"][0] == sum(length for length in lengths if length < max(lengths))
+        assert sum(tokens for tokens, _ in figures.roles.values()) == sum(lengths)
+        assert sum(trained for _, trained in figures.roles.values()) == figures.sides[""][1]
+    tree = parsed(build_report(str(chats)))
+    assert "not found for certain" in section_of(tree, "supervision").text
 
 
 def test_samples_have_the_ids_of_the_store_and_parts_of_the_template(chats: Path, chat_page: Node) -> None:

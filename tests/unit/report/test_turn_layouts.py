@@ -103,6 +103,35 @@ def test_marks_in_what_a_user_says_are_content() -> None:
     assert parts[turns[1].stop - 1] == "content"
 
 
+@pytest.mark.parametrize("name", ["GLM-4.7-Flash", "poolside-Laguna-XS-2.1", "poolside-Laguna-XS.2", "Spark2.5"])
+def test_an_answer_with_thoughts_is_found_where_the_template_closes_empty_ones(name: str) -> None:
+    thinking = {"role": "assistant", "content": "Ninety.", "reasoning_content": "Nine tens."}
+    user = talk(1).messages[0]
+    found = found_in(templates()[f"llama.cpp/{name}.jinja"], Conversation([user, thinking, user, thinking]))
+    assert [role for role, _ in found if role != "system"] == ["user", "assistant"] * 2
+    assert all(text.strip() == "How high?" for role, text in found if role == "user")
+    assert "Nine tens." in found[-1][1]
+    assert all(text.strip().endswith("Ninety.") for role, text in found if role == "assistant")
+
+
+@pytest.mark.parametrize("name", ["Kimi-K3", "MiniMax-M3"])
+def test_a_row_whose_messages_are_not_all_found_has_no_turns(name: str) -> None:
+    template = templates()[f"llama.cpp/{name}.jinja"]
+    source = load_template(None, template)
+    tokenizer = OwnTemplate(template)
+    renderer, _ = bind_template(tokenizer, source, ChatOptions("assistant", False, LOOSE, ChatTemplate.of(None, {})))
+    layout = TurnLayout.of(tokenizer, source.fingerprint)
+    thinking = {"role": "assistant", "content": "Ninety.", "reasoning_content": "Nine tens."}
+    roles = []
+    for conversation in (talk(2), Conversation([talk(1).messages[0], thinking])):
+        text = renderer.text_of(renderer.traits.present(conversation))
+        ids = np.asarray(tokenizer.encode(pa.array([text]), parse_special=True)[0].as_py())
+        parts, turns = layout.parts(ids)
+        assert len(parts) == len(ids)
+        roles.append([turn.role for turn in turns if turn.role != "system"])
+    assert roles == [["user", "assistant"], []]
+
+
 def test_a_template_whose_samples_are_not_found_again_has_no_turns() -> None:
     template = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     assert not TurnLayout.of(OwnTemplate(template), load_template(None, template).fingerprint).known
