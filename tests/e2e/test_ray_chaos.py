@@ -20,6 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.e2e.test_ray_jobs import make_input, output, run_job, run_local
 from tests.ray_cluster import RayCluster, why_not
 
+from penstock.engines.job_directory import PLAN_NAME
+
 TWO_MINUTES = 120.0
 SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", TWO_MINUTES if os.environ.get("CI") else 15.0))
 
@@ -55,7 +57,7 @@ def chaos(seconds: float) -> int:
                             nodes += 1
                         elif len(alive) < 3:
                             cluster.add_node()
-                    if driver.process.returncode == 0:
+                    if driver.process.returncode == 0 or ended(folder):
                         break
                     if driver.process.returncode != -9:
                         driver.result()
@@ -63,6 +65,11 @@ def chaos(seconds: float) -> int:
             jobs += 1
             print(f"{jobs} jobs, {nodes} nodes and {drivers} drivers killed: all bytes as in local runs", flush=True)
     return nodes + drivers
+
+
+def ended(folder: Path) -> bool:
+    """True if the store is there and its job is not: what was killed then was a driver on its way out."""
+    return (folder / "job.store" / "manifest.json").exists() and not (folder / ".job.store.job" / PLAN_NAME).exists()
 
 
 if __name__ == "__main__":
