@@ -21,7 +21,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -134,7 +133,7 @@ def datatrove(job: str, source: Path, output: Path, workers: int) -> Callable[[]
     else:
         steps = [datatrove_rows, ParquetWriter(str(output))]
     executor = LocalPipelineExecutor(
-        [JsonlReader(str(parts)), *steps],
+        [JsonlReader(str(parts), id_key="no id"), *steps],  # it writes no id that is 0, and then refuses the next one
         tasks=workers,
         workers=workers,
         logging_dir=str(output.parent / "logs"),
@@ -146,7 +145,7 @@ def datatrove_rows(data: Any, rank: int = 0, world_size: int = 1) -> Any:
     for document in data:
         made = tidy_row({"text": document.text})
         document.text = made["text"]
-        document.metadata["words"] = made["words"]
+        document.metadata = {"words": made["words"]}
         yield document
 
 
@@ -170,12 +169,16 @@ class RayTokenizer(BatchTokenizer):
         return pa.table({"input_ids": [found.ids for found in self._tokenizer.encode_batch(texts)]})
 
 
-@cache
+_FILTERS: list[Any] = []
+
+
 def gopher_quality() -> Any:
-    """The filter of datatrove, which the peers run; it splits words with spaCy."""
+    """The filter of datatrove, which the peers run; it splits words with spaCy. Made once in each process."""
     from datatrove.pipeline.filters import GopherQualityFilter
 
-    return GopherQualityFilter()
+    if not _FILTERS:
+        _FILTERS.append(GopherQualityFilter())
+    return _FILTERS[0]
 
 
 def is_good(row: Mapping[str, Any]) -> bool:
