@@ -6,6 +6,8 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --con
 # torch's CPU wheel is tested on Python 3.11 only; other versions skip torch and its tests.
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
+# Many tests wait for servers and for programs that they kill: one worker more than there are cores.
+WORKERS := $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
 
 .PHONY: demo services test quick chaos lint format bench fuzz docs clean
 
@@ -13,7 +15,7 @@ demo: $(VENV)/.demo
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.dev $(VENV)/.corpus
-	$(BIN)/python -m pytest -n auto --dist worksteal --durations=20 --durations-min=2
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations=20 --durations-min=2
 
 # The tests to run while editing: guards, contracts, the promised names, the plan and its batches.
 quick: $(VENV)/.dev
