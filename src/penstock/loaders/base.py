@@ -6,6 +6,7 @@ import logging
 import os
 import time
 import weakref
+from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
@@ -41,6 +42,8 @@ _GRACE_SECONDS = 1.0
 """Longest wait of a cancelled task for the batch that is being made."""
 _TIMED_BATCHES = 256
 """Batches of a loop whose preparation is timed."""
+_AT_HAND, _AT_HAND_BYTES = 8, 4 << 20
+"""Batches at hand that are taken at a time, and their bytes."""
 _FIXED = frozenset({"options", "rank", "batch_size", "drop_last"})
 """Attributes that the batches of an engine do not follow."""
 Made = tuple[TrainingBatch, Any]
@@ -85,6 +88,21 @@ class _Counting(Protocol):
     """An engine that counts the rows it reads."""
 
     def readings(self) -> dict[str, float]: ...
+
+
+@runtime_checkable
+class _Supplying(Protocol):
+    """An engine that may have batches at hand."""
+
+    @property
+    def at_hand(self) -> int:
+        """Batches after the last one that need neither work nor waiting."""
+        ...
+
+    @property
+    def elsewhere(self) -> bool:
+        """True if other processes make the batches."""
+        ...
 
 
 class DataLoader:
@@ -471,7 +489,7 @@ class DataLoader:
             # Here, in the thread that uses the batches.
             transfer = receiver or DeviceTransfer(self.options, self._context)
             made = transfer.send_all(self._engine.batches(self._position))
-            prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options)
+            prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options, self._engine)
             self._prefetcher, epoch = prefetcher, self.epoch
             log.debug("%r: epoch %d, a loop begins", self, epoch)
             began, count = time.monotonic(), 0
@@ -548,11 +566,20 @@ class DataLoader:
 
 
 class _Prefetcher:
-    """Batches of a loop: prefetched by a thread if `prefetch` says so, or if making them turns out to be slow."""
+    """Batches of a loop: prefetched by a thread if `prefetch` says so, or if making them turns out to be slow.
 
-    def __init__(self, made: Generator[Made, None, None], options: Options) -> None:
+    Without a thread, batches that are at hand are taken several at a time: one after the other, each takes a fraction
+    of the time that it takes between two steps of a training, when nothing of it is in the caches of the processor.
+    """
+
+    def __init__(self, made: Generator[Made, None, None], options: Options, engine: Engine) -> None:
         self._made, self._options = made, options
+        self._engine = engine if isinstance(engine, _Supplying) else None
         self._ahead: ReadAhead[Made] | None = None
+        self._at_hand: deque[Made] = deque()
+        self._error: Exception | None = None
+        """Error of the batch after those at hand, or their end."""
+        self._fields = _FieldMaking()
         self._seconds = 0.0
         """Running mean of the time a batch takes."""
         self._timed = _TIMED_BATCHES if options.prefetch is None else 0
@@ -563,23 +590,34 @@ class _Prefetcher:
         return self
 
     def __next__(self) -> Made:
+        if self._at_hand:
+            return self._at_hand.popleft()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
         if self._ahead is not None:
-            return next(self._ahead)
+            if (item := self._next_ahead(self._ahead)) is not None:
+                return item
+            self._end_thread()
         if not self._timed:
-            return next(self._made)
-        self._timed -= 1
-        started = time.thread_time()
-        item = next(self._made)
-        # One slow batch, such as the first, is no reason for a thread.
-        self._seconds += (min(time.thread_time() - started, 4 * _SLOW_SECONDS) - self._seconds) / 8
-        if self._seconds > _SLOW_SECONDS:
-            self._begin(_PREFETCH)
+            item = next(self._made)
+        else:
+            self._timed -= 1
+            started = time.thread_time()
+            item = next(self._made)
+            # One slow batch, such as the first, is no reason for a thread.
+            self._seconds += (min(time.thread_time() - started, 4 * _SLOW_SECONDS) - self._seconds) / 8
+            if self._seconds > _SLOW_SECONDS:
+                self._begin(_PREFETCH)
+                return item
+        if self._engine is not None and (count := self._engine.at_hand):
+            self._take(min(count, _AT_HAND, _AT_HAND_BYTES // max(item[0].nbytes, 1)))
         return item
 
     @property
     def ready(self) -> int:
         """Batches that are prepared."""
-        return 0 if self._ahead is None else self._ahead.ready
+        return len(self._at_hand) + (0 if self._ahead is None else self._ahead.ready)
 
     def stop(self) -> None:
         """End without waiting for the batch in progress."""
@@ -593,19 +631,51 @@ class _Prefetcher:
         self._close_generator()
 
     def _close_generator(self) -> None:
+        self._at_hand.clear()
         with suppress(ValueError):  # it is running: its thread closes it
             self._made.close()
 
     def _begin(self, most: int) -> None:
-        made = self._made if self._options.device is not None else _with_fields(self._made)
-        self._ahead = ReadAhead(made, most, budget=self._options.memory, size=lambda item: item[0].nbytes)
+        if self._options.device is None:
+            self._made = _with_fields(self._made, self._fields)
+        self._fields.wanted = True
+        self._ahead = ReadAhead(self._made, most, budget=self._options.memory, size=lambda item: item[0].nbytes)
+
+    def _next_ahead(self, ahead: ReadAhead[Made]) -> Made | None:
+        """The next batch of the thread; None if the thread has ended, and this one goes on."""
+        if self._options.prefetch is None and self._engine is not None and self._engine.elsewhere:
+            ahead.finish()  # a thread beside the trainer would only take its turns in the interpreter
+        try:
+            return next(ahead)
+        except StopIteration:
+            if ahead.handed_back:
+                return None
+            raise
+
+    def _end_thread(self) -> None:
+        assert self._ahead is not None
+        self._ahead.close()
+        self._ahead, self._fields.wanted, self._timed = None, False, 0
+
+    def _take(self, count: int) -> None:
+        try:
+            for _ in range(count):
+                self._at_hand.append(next(self._made))
+        except Exception as error:  # noqa: BLE001 - it is raised in its place in the order
+            self._error = error
 
 
-def _with_fields(made: Generator[Made, None, None]) -> Generator[Made, None, None]:
+class _FieldMaking:
+    """Switch: a thread makes the fields of batches ahead of their reader."""
+
+    wanted = False
+
+
+def _with_fields(made: Generator[Made, None, None], making: _FieldMaking) -> Generator[Made, None, None]:
     """Batches with all their fields, made by the thread that iterates. On a device they are made by their reader."""
     try:
         for batch, following in made:
-            yield batch.make_fields(), following
+            yield (batch.make_fields() if making.wanted else batch), following
             del batch
     finally:
         with suppress(ValueError):  # the thread that stops the loop is closing it

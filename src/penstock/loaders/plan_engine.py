@@ -107,6 +107,8 @@ class PlanEngine:
         self._checked, self._check_seconds = time.monotonic(), 0.0
         self._next_table = 0
         """Table to begin with when some of many are checked."""
+        self.at_hand = 0
+        """Batches that were collated together with the last one."""
         keep_freed(_KEPT_BYTES)
 
     def for_rank(self, rank: Rank, batch_size: int, *, integer: npt.DTypeLike, edits: Sequence[Edit]) -> Self:
@@ -119,6 +121,8 @@ class PlanEngine:
         if self._ahead is not None:
             other._ahead = LookAhead(other._tables, other.plan, other.options.verify)
         return other
+
+    elsewhere = False
 
     @property
     def layout(self) -> BatchLayout:
@@ -306,6 +310,7 @@ class PlanEngine:
         for start in range(0, len(shares), at_once):
             self._check_files()
             group = shares[start : start + at_once]
+            self.at_hand = len(group) - 1
             if len(group) == 1:
                 yield self._build(group[0])
                 continue
@@ -316,6 +321,7 @@ class PlanEngine:
             whole = collate_compact(numbered, sources, first.tables, self._layout, tokens_in_row)
             for share, part in zip(group, whole.split(len(group))):
                 yield self._finish(share, part, share.samples.tokens)
+                self.at_hand -= 1
 
     def _batches_at_once(self, shares: list[Share]) -> int:
         layout, rows = self._layout, len(shares[0].samples) if shares else 0

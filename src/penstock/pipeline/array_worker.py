@@ -155,6 +155,15 @@ class ArrayWorker:
         pipe = None if self._child is None else self._child.stdout
         return bool(self._unread) or (pipe is not None and bool(select.select([pipe], [], [], 0)[0]))
 
+    @property
+    def unread(self) -> int:
+        """Answers that came together with the last one."""
+        count, at = 0, 0
+        while at + _HEADER.size <= len(self._unread):
+            at += _HEADER.size + _HEADER.unpack_from(self._unread, at)[0]
+            count += at <= len(self._unread)
+        return count
+
     def restart(self) -> int | None:
         """End the process; the next request starts another one. Returns its exit code."""
         child, self._child = self._child, None

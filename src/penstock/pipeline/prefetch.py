@@ -190,7 +190,8 @@ class ReadAhead(Generic[Item]):
     What waits is charged to `budget`, by its `size`; with `always_one`, an item that nothing waits before is charged
     without waiting for room. An exception comes in its place in the order. `stop` tells the thread to end, once the
     item that is in work is done; `close` also waits for that. Forgotten without either, it is stopped: garbage
-    collection must not wait for a thread.
+    collection must not wait for a thread. `finish` ends the thread too, but what it made still comes, and then the rest
+    of `items` is the caller's, if they were `handed_back`.
     """
 
     def __init__(
@@ -224,6 +225,15 @@ class ReadAhead(Generic[Item]):
         """Wait at most so long for the next item, or the end; True if `next` does not have to wait."""
         return self._line.wait(seconds)
 
+    def finish(self) -> None:
+        """Take no more items than the one that is in work."""
+        self._line.finish()
+
+    @property
+    def handed_back(self) -> bool:
+        """True if the thread has ended because of `finish`, and not with the items."""
+        return self._line.handed_back
+
     def stop(self) -> None:
         if os.getpid() == self._process:  # a fork has no thread to stop, and maybe the lock that it held
             self._line.stop()
@@ -249,7 +259,8 @@ class _Line(Generic[Item]):
         self._most, self._budget, self._size, self._always_one = most, budget, size, always_one
         self._ready: deque[tuple[Item, Reservation | None]] = deque()
         self._changed = threading.Condition()
-        self._stopped = self._done = False
+        self._stopped = self._done = self._finishing = False
+        self.handed_back = False
         self._error: BaseException | None = None
 
     def fill(self, items: Iterator[Item]) -> None:
@@ -264,8 +275,9 @@ class _Line(Generic[Item]):
                     self._ready.append((item, charge))
                     del item
                     self._changed.notify_all()
-                    self._changed.wait_for(lambda: self._stopped or len(self._ready) < self._most)
-                    if self._stopped:
+                    self._changed.wait_for(lambda: self._stopped or self._finishing or len(self._ready) < self._most)
+                    if self._stopped or self._finishing:
+                        self.handed_back = self._finishing
                         return
         except BaseException as error:  # noqa: BLE001 - it is raised where the item would have been
             self._error = error
@@ -291,6 +303,11 @@ class _Line(Generic[Item]):
     def wait(self, seconds: float) -> bool:
         with self._changed:
             return bool(self._changed.wait_for(lambda: self._ready or self._done or self._stopped, seconds))
+
+    def finish(self) -> None:
+        with self._changed:
+            self._finishing = True
+            self._changed.notify_all()
 
     def stop(self) -> None:
         with self._changed:

@@ -185,6 +185,19 @@ def test_a_batch_of_tokens_crosses_in_one_copy_as_narrow_as_the_store(store: Pat
     assert cuda.copies == [(64, True, True)]  # 4 rows of 8 tokens, 2 bytes each
 
 
+def test_a_field_is_a_tensor_of_its_own_for_each_batch_and_each_move(store: Path, cuda: FakeCuda) -> None:
+    with make("indexed", store) as loader:
+        hosts = [batch for batch, _ in zip(loader, range(3))]
+        moved = [batch.to("cuda") for batch in [*hosts, *hosts]]
+        for name in ("input_ids", "labels", "loss_mask"):
+            made = [getattr(batch, name) for batch in moved]
+            storages = {array.as_subclass(torch.Tensor).untyped_storage().data_ptr() for array in made}
+            assert len(storages) == len(made)
+            assert all(array.untyped_storage().nbytes() == array.nbytes for array in made)
+            for array, host in zip(made, [*hosts, *hosts]):
+                assert on_host(array).tolist() == on_host(getattr(host, name)).tolist()
+
+
 def test_the_number_of_tokens_is_known_without_reading_the_device(store: Path, cuda: FakeCuda) -> None:
     for kind in ("indexed", "streaming", "rollouts"):
         with make(kind, store, device="cuda") as loader:

@@ -20,6 +20,7 @@ from penstock import MemoryBudget, PretrainDataLoader
 from penstock.batching.collate import FIELDS, IGNORE
 from penstock.distributed import Balanced, Strided
 from penstock.errors import ConfigError, ResumeError
+from penstock.loaders import base
 from penstock.loaders import plan_engine as indexed
 from penstock.loaders.base import DataLoader
 from penstock.loaders.conversation import ConversationDataLoader
@@ -502,7 +503,7 @@ def test_batches_made_ahead_are_the_same(home: Path, prefetch: int | None) -> No
         assert [content(batch) for batch in make(home, kind, prefetch=prefetch)] == wanted
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 3])
+@pytest.mark.parametrize("prefetch", [None, 0, 1, 3])
 def test_an_error_comes_in_its_place_and_the_loader_stays_in_front_of_it(
     home: Path, prefetch: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -522,6 +523,25 @@ def test_an_error_comes_in_its_place_and_the_loader_stays_in_front_of_it(
     assert loader.step == 4
     monkeypatch.undo()
     assert steps(loader) == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("moved_at", [0, 3, 7])
+def test_the_thread_of_a_loop_ends_once_other_processes_make_the_batches(
+    home: Path, monkeypatch: pytest.MonkeyPatch, moved_at: int
+) -> None:
+    monkeypatch.setattr(base, "_SLOW_SECONDS", -1.0)  # a thread from the second batch on
+    wanted = [content(batch) for batch in make(home)]
+    loader = make(home, prefetch=None)
+    found = []
+    for batch in loader:
+        found.append(content(batch))
+        if len(found) == max(moved_at, 1):
+            assert loader._prefetcher._ahead is not None
+        if len(found) > moved_at:
+            loader._engine.elsewhere = True  # type: ignore[misc]
+    assert found == wanted
+    assert loader._prefetcher._ahead is None
+    assert not [thread for thread in threading.enumerate() if thread.name == "penstock-ahead"]
 
 
 def filled(home: Path, budget: MemoryBudget, limit: float) -> DataLoader:

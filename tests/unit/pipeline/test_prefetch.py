@@ -57,6 +57,26 @@ def test_an_iterator_read_ahead_gives_its_items_in_order() -> None:
     ahead.close()
 
 
+@pytest.mark.parametrize("taken", [0, 1, 5])
+def test_a_thread_that_finishes_hands_the_rest_of_the_iterator_back(taken: int) -> None:
+    items = iter(range(20))
+    ahead = ReadAhead(items, 3)
+    found = [next(ahead) for _ in range(taken)]
+    ahead.finish()
+    found += ahead
+    assert ahead.handed_back
+    assert taken < len(found) < 20
+    assert found + list(items) == list(range(20))
+    assert not threads()
+
+
+def test_an_iterator_that_ends_is_not_handed_back() -> None:
+    ahead = ReadAhead(iter(range(3)), 5)
+    assert list(ahead) == [0, 1, 2]
+    ahead.finish()
+    assert not ahead.handed_back
+
+
 def test_an_exception_comes_in_its_place() -> None:
     def items() -> Iterator[int]:
         yield 1

@@ -75,7 +75,7 @@ class TorchBackend(BaseBackend):
 
     def pending_copy(self, arrays: Sequence[Any]) -> StreamCopy | None:
         module = stream_module(self._torch, arrays[0].device) if arrays else None
-        return None if module is None else StreamCopy(module, arrays[0].device, arrays)
+        return None if module is None else StreamCopy(self._torch, module, arrays[0].device, arrays)
 
     def compact_to(self, compact: CompactBatch, device: Device) -> TorchDeviceFields | None:
         whole = compact.whole

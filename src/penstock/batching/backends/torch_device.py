@@ -15,6 +15,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.batching.backends.base import ALIGNMENT, Array, Backend, Device
 from penstock.errors import ConfigError
@@ -29,31 +30,33 @@ _IGNORE = -100
 class StreamCopy:
     """Copies on the current stream of this thread, which may still be in progress."""
 
-    def __init__(self, module: Any, device: Any, tensors: Sequence[Any]) -> None:
+    def __init__(self, torch: Any, module: Any, device: Any, tensors: Sequence[Any]) -> None:
         self._module, self._tensors = module, tuple(tensors)
         self._device = device.index  # quicker to look up than a device
+        self._raw = _raw_stream(torch, module, device)
         own = module.current_stream(self._device)
         self._event = own.record_event()
-        self._ready = [own]
-        """Streams that may use the tensors: work on them is in order with the copies."""
+        self._ready = {self._key(): own}
+        """Streams that may use the tensors, by key: work on them is in order with the copies."""
 
     def wait(self) -> Any:
         """Let the current stream of the calling thread use the tensors; the thread itself does not wait.
 
         The stream waits for the copies, and the allocator reuses the tensors' memory only after the stream's work.
-        Returns the stream.
+        Returns the key of the stream.
         """
-        stream = self.current_stream()
-        if stream not in self._ready:
+        key = self._key()
+        if key not in self._ready:
+            stream = self._module.current_stream(self._device)
             stream.wait_event(self._event)
             for tensor in self._tensors:
                 tensor.record_stream(stream)
-            self._ready.append(stream)
-        return stream
+            self._ready[key] = stream
+        return key
 
-    def current_stream(self) -> Any:
-        """Current stream of the calling thread."""
-        return self._module.current_stream(self._device)
+    def stream(self, key: Any) -> Any:
+        """Stream that has waited, by its key."""
+        return self._ready[key]
 
     def on(self, stream: Any) -> AbstractContextManager[object]:
         """Context in which another stream is current."""
@@ -64,6 +67,18 @@ class StreamCopy:
         """True while the current stream records a graph instead of working."""
         found = getattr(self._module, "is_current_stream_capturing", None)
         return bool(found is not None and found())
+
+    def _key(self) -> Any:
+        """Key of the current stream of the calling thread."""
+        return self._module.current_stream(self._device) if self._raw is None else self._raw(self._device)
+
+
+def _raw_stream(torch: Any, module: Any, device: Any) -> Callable[[int], int] | None:
+    """torch's function for the handle of a current stream: it makes no Python object, and is asked for every field."""
+    if getattr(module, "__name__", None) != f"torch.{device.type}":
+        return None
+    found: Callable[[int], int] | None = getattr(torch._C, f"_{device.type}_getCurrentRawStream", None)
+    return found
 
 
 def resolve_device(torch: Any, device: Any) -> Any:
@@ -172,7 +187,7 @@ class TorchDeviceFields:
     """Fields of a batch on a GPU, made there from one copy of its compact form.
 
     The copy is on the stream that was current when it was made; a field may be read on any stream. Batches that were
-    collated as one cross as one, and what all of them need is made for all at once.
+    collated as one cross as one, and their fields are made as one.
     """
 
     __slots__ = ("_compact", "_home", "_sent", "backend", "names")
@@ -190,31 +205,30 @@ class TorchDeviceFields:
     def make(self, name: str) -> Array | int:
         if name in ("max_seqlen", "num_items_in_batch"):
             return int(self._compact.make(name))
-        stream = self._sent.copy.current_stream()
-        if self._home is None or stream == self._home:
-            return self._made(name)
-        with self._sent.copy.on(self._home):
-            made = self._made(name)
-        stream.wait_event(self._home.record_event())
+        copy = self._sent.copy
+        key = copy.wait()
+        if self._home is None or key == self._home:
+            return self._made(name, key)
+        home, stream = copy.stream(self._home), copy.stream(key)
+        with copy.on(home):
+            made = self._made(name, self._home)
+        stream.wait_event(home.record_event())
         made.record_stream(stream)
         return made
 
     def receive(self) -> None:
-        self._home = self._sent.copy.current_stream()
+        self._home = self._sent.copy.wait()
 
-    def _made(self, name: str) -> Array:
+    def _made(self, name: str, key: Any) -> Array:
         compact, sent = self._compact, self._sent
-        stream = sent.copy.wait()
         first, grid = compact.first_row, compact.grid
-        if name == "cu_seqlens" and not grid.alike:
-            low, high = compact.whole.grid.runs_between(first, first + grid.rows)
-            return sent.arrays["ends"][low : high + 1].sub(first * grid.tokens).to(sent.torch.int32)
-        if name == "cu_seqlens":
+        if name != "cu_seqlens":
+            return sent.field(name, key, first, grid.rows)
+        if grid.alike:
             size, kind = grid.rows * grid.tokens, sent.torch.int32
             return sent.torch.arange(0, size + 1, grid.tokens, dtype=kind, device=sent.device)
-        if name == "input_ids":
-            return sent.arrays["ids"][first : first + grid.rows].to(sent.torch.int64, copy=True)
-        return sent.field(name, stream)[first : first + grid.rows].clone()
+        low, high = compact.whole.grid.runs_between(first, first + grid.rows)
+        return sent.arrays["ends"][low : high + 1].sub(first * grid.tokens).to(sent.torch.int32)
 
     def to(self, device: Device) -> None:
         return None
@@ -223,7 +237,7 @@ class TorchDeviceFields:
 class DeviceBatchGroup:
     """Batches on a device that were collated as one: the arrays of their compact form, and fields of all of them.
 
-    Fields are kept, so that each is made once for all batches.
+    A field is made for all batches at once, and waits until each of them is asked for its own.
     """
 
     def __init__(self, torch: Any, module: Any, compact: CompactBatch, device: Any, pinned: PinnedMemory) -> None:
@@ -241,26 +255,47 @@ class DeviceBatchGroup:
             buffer = torch.from_numpy(host).to(device)
         else:
             buffer = memory.to(device, non_blocking=True)
-        kinds = _torch_kinds(torch)
         self.arrays = {
-            name: buffer[places[name] : places[name] + array.nbytes].view(kinds[array.dtype]).view(array.shape)
+            name: buffer[places[name] : places[name] + array.nbytes].view(_torch_kind(torch, array)).view(array.shape)
             for name, array in wire.items()
         }
-        self.copy = StreamCopy(module, device, [buffer])
-        self._fields: dict[tuple[str, Any], Any] = {}
+        self.copy = StreamCopy(torch, module, device, [buffer])
+        self._fields: dict[tuple[str, Any], dict[int, Any]] = {}
+        """Fields that wait for their batches, by the batch's first row, by name and stream: each stream has its own, so
+        that none waits for another."""
 
-    def field(self, name: str, stream: Any) -> Any:
-        """A field of all batches, for the current stream. Each stream has its own, so that none waits for another."""
-        key = (name, stream)
-        if key not in self._fields:
-            made = _MAKERS[name](self)
-            if self.copy.capturing():  # memory of the graph
-                return made
-            self._fields[key] = made
-        return self._fields[key]
+    def field(self, name: str, key: Any, first: int, rows: int) -> Any:
+        """A field of the batch that begins at a row, for the current stream: a tensor of its own."""
+        if self.copy.capturing():  # memory of the graph
+            return self._part(_MAKERS[name](self), first, rows)
+        if rows == self._grid.rows:
+            return self._part(_MAKERS[name](self), 0, rows)
+        waiting = self._fields.get((name, key))
+        if waiting is None:
+            waiting = self._fields.setdefault((name, key), self._split(_MAKERS[name](self), rows))
+        found = waiting.pop(first, None)
+        # It was handed out if the batch was moved here twice.
+        return self._part(_MAKERS[name](self), first, rows) if found is None else found
+
+    def _split(self, field: Any, rows: int) -> dict[int, Any]:
+        """Fields of batches of so many rows, copied at once; not views, so that none keeps the others."""
+        firsts = range(0, self._grid.rows, rows)
+        shape, kind = (rows, self._grid.tokens), field.dtype
+        parts = [self.torch.empty(shape, dtype=kind, device=self.device) for _ in firsts]
+        self.torch.split_with_sizes_copy(field, [rows] * len(parts), 0, out=parts)
+        return dict(zip(firsts, parts))
+
+    def _part(self, field: Any, first: int, rows: int) -> Any:
+        """Field of one batch; a copy, unless the field is all its own."""
+        if rows < self._grid.rows or field is self.arrays.get("supervised"):
+            return field[first : first + rows].clone()
+        return field
+
+    def input_ids(self) -> Any:
+        return self.arrays["ids"].to(self.torch.int64, copy=True)
 
     def labels(self) -> Any:
-        labels = self.arrays["ids"].to(self.torch.int64, copy=True)
+        labels = self.input_ids()
         if "supervised" in self.arrays:
             return labels.masked_fill_(self.arrays["supervised"].logical_not(), _IGNORE)
         if not self._grid.full:
@@ -314,6 +349,7 @@ class DeviceBatchGroup:
 
 
 _MAKERS: dict[str, Callable[[DeviceBatchGroup], Any]] = {
+    "input_ids": DeviceBatchGroup.input_ids,
     "attention_mask": DeviceBatchGroup.attention_mask,
     "labels": DeviceBatchGroup.labels,
     "loss_mask": DeviceBatchGroup.loss_mask,
@@ -322,10 +358,9 @@ _MAKERS: dict[str, Callable[[DeviceBatchGroup], Any]] = {
 }
 
 
-def _torch_kinds(torch: Any) -> dict[np.dtype[Any], Any]:
-    """dtypes of torch for those of NumPy that a compact batch may have."""
-    names = ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
-    return {np.dtype(name): getattr(torch, name) for name in names}
+def _torch_kind(torch: Any, array: npt.NDArray[Any]) -> Any:
+    """dtype of torch for that of an array of a compact batch."""
+    return getattr(torch, array.dtype.name)
 
 
 def _first_line(error: BaseException) -> str:

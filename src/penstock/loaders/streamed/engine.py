@@ -109,6 +109,16 @@ class StreamEngine:
     def names(self) -> str:
         return self.reader.names
 
+    @property
+    def at_hand(self) -> int:
+        """Batches that other processes have made already."""
+        return self.reader.at_hand
+
+    @property
+    def elsewhere(self) -> bool:
+        """True if other processes make the batches."""
+        return self.reader.elsewhere
+
     def start(self) -> StreamPosition:
         return self.reader.start()
 

@@ -189,6 +189,8 @@ class StepService:
 class ProcessSteps:
     """Steps made by other processes. Not thread-safe."""
 
+    elsewhere = True
+
     def __init__(self, spec: StreamSpec, budget: MemoryBudget, workers: int) -> None:
         self.spec, self._budget, self._holder = spec, budget, object()
         self._worker = ArrayWorker(StepService(spec, workers), _SLOTS)
@@ -238,6 +240,11 @@ class ProcessSteps:
             self._asked.append(None)
             self._position = position
         self._ask_more()
+
+    @property
+    def at_hand(self) -> int:
+        """Steps that have come."""
+        return len(self._received) + self._worker.unread
 
     def ready(self) -> bool:
         """True if a step has come; does not wait for one."""

@@ -161,6 +161,16 @@ class StreamReader:
         assert made.compact is not None
         return StreamStep(made.compact, made.metadata, made.following, made.tokens)
 
+    @property
+    def at_hand(self) -> int:
+        """Steps that other processes have made already."""
+        return 0 if self._made_by is None else self._made_by.at_hand
+
+    @property
+    def elsewhere(self) -> bool:
+        """True if other processes make the steps."""
+        return self._made_by is not None and self._made_by.elsewhere
+
     def read(self, position: StreamPosition, count: int) -> StreamStep | None:
         """The next `count` samples of this rank as one batch, also across steps; None at the end of an epoch.
 

@@ -59,6 +59,16 @@ class MadeStep(NamedTuple):
 class StreamSteps(Protocol):
     """Maker of steps, in this process or in others."""
 
+    @property
+    def at_hand(self) -> int:
+        """Steps that were made already."""
+        ...
+
+    @property
+    def elsewhere(self) -> bool:
+        """True if other processes make the steps."""
+        ...
+
     def make(self, position: StreamPosition) -> MadeStep: ...
     def expect(self, position: StreamPosition) -> None:
         """A position that will probably be asked for next."""
@@ -73,6 +83,8 @@ class StreamSteps(Protocol):
 
 class StepMaker:
     """Steps made in this process. Not thread-safe."""
+
+    at_hand, elsewhere = 0, False
 
     def __init__(self, spec: StreamSpec, makers: WindowMakers, budget: MemoryBudget) -> None:
         self.spec, self._makers, self.budget = spec, makers, budget

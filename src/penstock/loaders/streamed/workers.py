@@ -109,9 +109,12 @@ class ThreadsThenProcesses:
         self._moved = self._refused = False
 
     @property
-    def moved(self) -> bool:
-        """True if processes make the steps."""
+    def elsewhere(self) -> bool:
         return self._moved
+
+    @property
+    def at_hand(self) -> int:
+        return self._remote.at_hand if self._moved and self._remote is not None else 0
 
     def make(self, position: StreamPosition) -> MadeStep:
         if self._moved or self._moves(position):
