@@ -167,6 +167,18 @@ class Grid:
         self._part_of: tuple[Grid, int] | None = None
         """Larger grid that this one is a part of, and its first row in that."""
 
+    @classmethod
+    def joined(cls, grids: Sequence[Grid]) -> Grid:
+        """Rows of grids of one shape, one after the other."""
+        first = grids[0]
+        rows, tokens = first.rows, first.tokens
+        if all(grid.alike for grid in grids):
+            return _alike_grid(rows * len(grids), tokens)
+        at = np.concatenate([grid.at + number * rows * tokens for number, grid in enumerate(grids)])
+        row_of = np.concatenate([grid.row_of + number * rows for number, grid in enumerate(grids)])
+        lengths = np.concatenate([grid.lengths for grid in grids])
+        return cls(rows * len(grids), tokens, at, lengths, row_of, left=first.left)
+
     def split(self, count: int) -> Iterator[Grid]:
         """`count` grids of equally many rows."""
         rows = self.rows // count
@@ -264,6 +276,25 @@ class CompactBatch:
         else:
             grid = _alike_grid(rows, tokens)
         return cls(ids, parts.get("supervised"), grid, layout)
+
+    @classmethod
+    def join(cls, several: Sequence[CompactBatch]) -> None:
+        """Have batches cross to a device as one, as those do that were collated as one, if they have one shape."""
+        first = several[0] if several else None
+        if first is None or len(several) == 1 or not all(each._joins(first) for each in several):
+            return
+        rows, masked = first.grid.rows, first.supervised is not None
+        grid = Grid.joined([each.grid for each in several])
+        mask = np.concatenate([each.supervised for each in several]) if masked else None  # type: ignore[misc]
+        whole = cls(np.concatenate([each.ids for each in several]), mask, grid, first.layout)
+        for number, each in enumerate(several):
+            each._part_of, each.first_row = whole, number * rows
+
+    def _joins(self, other: CompactBatch) -> bool:
+        """True if this batch has the shape of another, and both are by themselves."""
+        alone = self._part_of is None and not self.sent and not self.layout.padding_free
+        same = self.ids.shape == other.ids.shape and self.ids.dtype == other.ids.dtype and self.layout == other.layout
+        return alone and same and (self.supervised is None) == (other.supervised is None)
 
     def parts(self) -> dict[str, npt.NDArray[Any]]:
         """Arrays that describe the batch, together with its layout: for other processes."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TypeVar, cast
 
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
+from penstock.batching.collate import CompactBatch
 from penstock.batching.context import ContextSlice, slice_context
 from penstock.batching.options import Output
 
-Position = TypeVar("Position")
 Batch = TypeVar("Batch", bound=TrainingBatch)
 
 
@@ -52,11 +51,14 @@ class DeviceTransfer:
             sent._pending_copy = self._backend.pending_copy(sent.all_arrays())
         return sent
 
-    def send_all(
-        self, made: Generator[tuple[Batch, Position], None, None]
-    ) -> Generator[tuple[Batch, Position], None, None]:
-        """Batches on the device, sent by the thread that iterates."""
-        return made if self._idle else self._sent(made)
+    def send_several(self, batches: list[Batch]) -> list[Batch]:
+        """Batches on the device; those of one shape cross as one."""
+        if self._idle:
+            return batches
+        if self._device is not None and self._context is None and len(batches) > 1:
+            compact = [batch.compact for batch in batches]
+            CompactBatch.join([each for each in compact if each is not None])
+        return [self.send(batch) for batch in batches]
 
     def receive(self, batch: TrainingBatch) -> None:
         """Order the current stream after the copies of a batch that was sent."""
@@ -72,15 +74,3 @@ class DeviceTransfer:
         sent = self.send(batch)
         self.receive(sent)
         return sent
-
-    def _sent(
-        self, made: Generator[tuple[Batch, Position], None, None]
-    ) -> Generator[tuple[Batch, Position], None, None]:
-        try:
-            for batch, position in made:
-                sent = self.send(batch)
-                del batch
-                yield sent, position
-                del sent
-        finally:
-            made.close()

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Collection, Generator, Iterator, Mapping
 from contextlib import suppress
+from itertools import islice
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self, runtime_checkable
 
@@ -488,7 +489,7 @@ class DataLoader:
             counters.request()
             # Here, in the thread that uses the batches.
             transfer = receiver or DeviceTransfer(self.options, self._context)
-            made = transfer.send_all(self._engine.batches(self._position))
+            made = _several(self._engine.batches(self._position), self._engine, transfer)
             prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options, self._engine)
             self._prefetcher, epoch = prefetcher, self.epoch
             log.debug("%r: epoch %d, a loop begins", self, epoch)
@@ -566,19 +567,12 @@ class DataLoader:
 
 
 class _Prefetcher:
-    """Batches of a loop: prefetched by a thread if `prefetch` says so, or if making them turns out to be slow.
-
-    Without a thread, batches that are at hand are taken several at a time: one after the other, each takes a fraction
-    of the time that it takes between two steps of a training, when nothing of it is in the caches of the processor.
-    """
+    """Batches of a loop: prefetched by a thread if `prefetch` says so, or if making them turns out to be slow."""
 
     def __init__(self, made: Generator[Made, None, None], options: Options, engine: Engine) -> None:
         self._made, self._options = made, options
         self._engine = engine if isinstance(engine, _Supplying) else None
         self._ahead: ReadAhead[Made] | None = None
-        self._at_hand: deque[Made] = deque()
-        self._error: Exception | None = None
-        """Error of the batch after those at hand, or their end."""
         self._fields = _FieldMaking()
         self._seconds = 0.0
         """Running mean of the time a batch takes."""
@@ -590,34 +584,25 @@ class _Prefetcher:
         return self
 
     def __next__(self) -> Made:
-        if self._at_hand:
-            return self._at_hand.popleft()
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
         if self._ahead is not None:
             if (item := self._next_ahead(self._ahead)) is not None:
                 return item
             self._end_thread()
         if not self._timed:
-            item = next(self._made)
-        else:
-            self._timed -= 1
-            started = time.thread_time()
-            item = next(self._made)
-            # One slow batch, such as the first, is no reason for a thread.
-            self._seconds += (min(time.thread_time() - started, 4 * _SLOW_SECONDS) - self._seconds) / 8
-            if self._seconds > _SLOW_SECONDS:
-                self._begin(_PREFETCH)
-                return item
-        if self._engine is not None and (count := self._engine.at_hand):
-            self._take(min(count, _AT_HAND, _AT_HAND_BYTES // max(item[0].nbytes, 1)))
+            return next(self._made)
+        self._timed -= 1
+        started = time.thread_time()
+        item = next(self._made)
+        # One slow batch, such as the first, is no reason for a thread.
+        self._seconds += (min(time.thread_time() - started, 4 * _SLOW_SECONDS) - self._seconds) / 8
+        if self._seconds > _SLOW_SECONDS:
+            self._begin(_PREFETCH)
         return item
 
     @property
     def ready(self) -> int:
         """Batches that are prepared."""
-        return len(self._at_hand) + (0 if self._ahead is None else self._ahead.ready)
+        return 0 if self._ahead is None else self._ahead.ready
 
     def stop(self) -> None:
         """End without waiting for the batch in progress."""
@@ -631,7 +616,6 @@ class _Prefetcher:
         self._close_generator()
 
     def _close_generator(self) -> None:
-        self._at_hand.clear()
         with suppress(ValueError):  # it is running: its thread closes it
             self._made.close()
 
@@ -657,12 +641,41 @@ class _Prefetcher:
         self._ahead.close()
         self._ahead, self._fields.wanted, self._timed = None, False, 0
 
-    def _take(self, count: int) -> None:
-        try:
-            for _ in range(count):
-                self._at_hand.append(next(self._made))
-        except Exception as error:  # noqa: BLE001 - it is raised in its place in the order
-            self._error = error
+
+def _several(
+    made: Generator[Made, None, None], engine: Engine, transfer: DeviceTransfer
+) -> Generator[Made, None, None]:
+    """Batches on the device. Those that are at hand are taken and sent several at a time.
+
+    Between two steps of a training nothing of a loader is in the caches of the processor: one batch after the other
+    takes a fraction of the time that each takes by itself.
+    """
+    supplying = engine if isinstance(engine, _Supplying) else None
+    waiting: deque[Made] = deque()
+    over = False
+    try:
+        while not over:
+            error: Exception | None = None
+            if (first := next(made, None)) is None:
+                return
+            waiting.append(first)
+            at_hand = 0 if supplying is None else supplying.at_hand
+            most = min(at_hand, _AT_HAND, _AT_HAND_BYTES // max(first[0].nbytes, 1))
+            del first
+            try:
+                waiting.extend(islice(made, most))
+            except Exception as found:  # noqa: BLE001 - it is raised in its place in the order
+                error = found
+            over = 0 < most >= len(waiting)
+            sent = transfer.send_several([batch for batch, _ in waiting])
+            waiting = deque(zip(sent, [position for _, position in waiting]))
+            del sent
+            while waiting:
+                yield waiting.popleft()
+            if error is not None:
+                raise error
+    finally:
+        made.close()
 
 
 class _FieldMaking:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import threading
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from penstock import PretrainDataLoader, RolloutDataLoader
 from penstock.batching.backends import get_backend
 from penstock.batching.backends.torch_device import PinnedMemory
 from penstock.batching.collate import FIELDS
+from penstock.batching.device import DeviceTransfer
 from penstock.errors import ConfigError
 from penstock.loaders import base
 from penstock.loaders.base import DataLoader
@@ -174,6 +176,28 @@ def test_fields_that_are_made_on_the_device_are_those_of_the_host(
     for got, wanted in zip(found, expected):
         for name in FIELDS:
             np.testing.assert_array_equal(got[name], wanted[name], strict=isinstance(wanted[name], np.ndarray))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize("which", ["store", "masked"])
+def test_batches_of_one_shape_cross_as_one_and_have_the_fields_of_the_host(
+    which: str, layout: dict[str, Any], store: Path, masked: Path, cuda: FakeCuda
+) -> None:
+    path = {"store": store, "masked": masked}[which]
+    options = {**layout, "chunk_size": 12, "batch_size": 5}
+    with PretrainDataLoader(path, backend="numpy", **options) as here:
+        expected = [{name: getattr(batch, name) for name in FIELDS} for batch in here]
+    with PretrainDataLoader(path, prefetch=0, **options) as there:
+        count = len(there)
+        alone = [there.get_batch() for _ in range(count)]  # each is collated by itself
+        shapes = [batch.compact.ids.shape for batch in alone]
+        sent = DeviceTransfer(replace(there.options, device="cuda")).send_several(alone)
+    if len(set(shapes)) == 1 and not layout.get("padding_free"):
+        assert len(cuda.copies) == 1
+    for batch, wanted in zip(reversed(sent), reversed(expected)):
+        for name in FIELDS:
+            found = on_host(getattr(batch, name))
+            np.testing.assert_array_equal(found, wanted[name], strict=isinstance(wanted[name], np.ndarray))
 
 
 def test_a_batch_of_tokens_crosses_in_one_copy_as_narrow_as_the_store(store: Path, cuda: FakeCuda) -> None:

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 _NO_STREAMS = frozenset({"cpu", "meta"})
 _IGNORE = -100
+_KINDS = {
+    np.dtype(name): name
+    for name in ("bool", "uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")  # .name is slow
+}
 
 
 class StreamCopy:
@@ -360,7 +364,7 @@ _MAKERS: dict[str, Callable[[DeviceBatchGroup], Any]] = {
 
 def _torch_kind(torch: Any, array: npt.NDArray[Any]) -> Any:
     """dtype of torch for that of an array of a compact batch."""
-    return getattr(torch, array.dtype.name)
+    return getattr(torch, _KINDS[array.dtype])
 
 
 def _first_line(error: BaseException) -> str:
