@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -163,18 +163,6 @@ class TrainingBatch(BatchView, _BatchFacts):
         facts = vars(batch)
         facts.update(metadata=metadata, _others={}, _hidden=set(), _num_tokens=tokens, _packed=packed, _deferred=made)
         return batch
-
-    if not TYPE_CHECKING:  # a type checker would believe in any attribute
-
-        def __getattr__(self, name: str) -> Any:
-            """A field that is read for the first time."""
-            if name not in NO_FIELDS:
-                return object.__getattribute__(self, name)  # the error of the class, or of its property
-            deferred = self._deferred
-            if deferred is None:  # made by another thread meanwhile, or deleted
-                return self.__dict__.get(name)
-            value = deferred.make(name) if name in deferred.names else None
-            return self.__dict__.setdefault(name, value)
 
     def __delattr__(self, name: str) -> None:
         if name in NO_FIELDS:
@@ -430,9 +418,26 @@ class TrainingBatch(BatchView, _BatchFacts):
         return batch
 
 
+class _LazyField:
+    """Field that is made when it is read for the first time; from then on it is an attribute of the batch."""
+
+    __slots__ = ("_name",)
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, batch: TrainingBatch | None, kind: type) -> Any:
+        if batch is None:
+            return self
+        name, mine, deferred = self._name, vars(batch), batch._deferred
+        if deferred is None:  # made by another thread meanwhile, or deleted
+            return mine.get(name)
+        return mine.setdefault(name, deferred.make(name) if name in deferred.names else None)
+
+
 _FIELDS = frozenset(part.name for part in fields(TrainingBatch) if not part.name.startswith("_"))
 for _name in NO_FIELDS:
-    delattr(TrainingBatch, _name)  # the default of a dataclass, which would hide that a field is not made yet
+    setattr(TrainingBatch, _name, _LazyField(_name))  # instead of the default of a dataclass
 
 
 def _check(given: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ grid, so that they cannot disagree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal, Protocol, cast, runtime_checkable
@@ -86,6 +86,8 @@ class BatchLayout:
     """Side of the padding."""
     integer: npt.DTypeLike = np.int64
     fields: frozenset[str] = frozenset(FIELDS)
+    present: frozenset[str] = field(init=False, repr=False, compare=False)
+    """Fields that batches of this layout have."""
 
     def __post_init__(self) -> None:
         if self.multiple < 1:
@@ -97,15 +99,14 @@ class BatchLayout:
                 raise ConfigError(
                     f"unknown batch field {name!r}{did_you_mean(name, FIELDS)}; fields are {list(FIELDS)}"
                 )
+        object.__setattr__(self, "present", self._present())
 
     @property
     def joined(self) -> bool:
         """True if a row may hold several documents."""
         return self.packed or self.padding_free
 
-    @property
-    def present(self) -> frozenset[str]:
-        """Fields that batches of this layout have."""
+    def _present(self) -> frozenset[str]:
         found = self.fields - {"attention_mask"} if self.padding_free else self.fields
         if not self.joined:
             return found - _BOUNDARIES
@@ -182,12 +183,12 @@ class Grid:
     def split(self, count: int) -> Iterator[Grid]:
         """`count` grids of equally many rows."""
         rows = self.rows // count
+        if self.alike:
+            yield from [_alike_grid(rows, self.tokens)] * count
+            return
         cuts = np.searchsorted(self.row_of, np.arange(count + 1) * rows).tolist()
         for number, (low, high) in enumerate(pairwise(cuts)):
             first = number * rows
-            if self.alike:
-                yield _alike_grid(rows, self.tokens)
-                continue
             at, row_of = self.at[low:high] - first * self.tokens, self.row_of[low:high] - first
             part = Grid(rows, self.tokens, at, self.lengths[low:high], row_of, left=self.left, full=self.full)
             part._part_of = self, first
@@ -344,7 +345,10 @@ class CompactBatch:
             yield batch
 
     def _input_ids(self) -> npt.NDArray[Any]:
-        wide = self.grid.empty(self.layout.integer)
+        integer = np.dtype(self.layout.integer)
+        if integer.itemsize == 8:  # as Grid.empty
+            return self.ids.astype(integer, "C")
+        wide = self.grid.empty(integer)
         wide[...] = self.ids
         return wide
 
@@ -425,7 +429,7 @@ class HostFields:
         return self.compact.nbytes
 
     def make(self, name: str) -> Array | int:
-        made: Any = self.compact.make(name)
+        made: Any = _MAKERS[name](self.compact)
         return made if isinstance(made, int) else self.backend.from_numpy(made)
 
     def receive(self) -> None:

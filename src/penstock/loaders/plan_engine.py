@@ -306,18 +306,19 @@ class PlanEngine:
 
     def _built(self, shares: list[Share]) -> Iterator[TrainingBatch]:
         """Batches of shares. Batches of the same shape are collated several at once, which saves time for each."""
-        at_once = self._batches_at_once(shares)
+        at_once, rows = self._batches_at_once(shares), len(shares[0].samples) if shares else 0
+        parts = _numbered([share.samples for share in shares], shares[0].first) if at_once > 1 else None
         for start in range(0, len(shares), at_once):
             self._check_files()
             group = shares[start : start + at_once]
             self.at_hand = len(group) - 1
-            if len(group) == 1:
+            if len(group) == 1 or parts is None:
                 yield self._build(group[0])
                 continue
             first, several = group[0], len(self._tables) > 1
             sources = np.concatenate([share.sources for share in group]) if several else first.sources
             tokens_in_row = width(first.step.samples, self._layout)
-            numbered = _numbered([share.samples for share in group], first.first)
+            numbered = parts.slice(start * rows, (start + len(group)) * rows)
             whole = collate_compact(numbered, sources, first.tables, self._layout, tokens_in_row)
             for share, part in zip(group, whole.split(len(group))):
                 yield self._finish(share, part, share.samples.tokens)

@@ -394,19 +394,24 @@ class ChopOrder(ArithmeticOrder):
     def cut(self, numbers: Ints) -> Samples:
         """Samples by their numbers in the unshuffled text."""
         begins = numbers * self.length
-        ends = np.minimum(begins + self.length, self.table.tokens)
-        rows, starts = self.table.find_tokens(np.concatenate([begins, ends - 1]))
-        count = len(numbers)
-        first, last = rows[:count], rows[count:]
+        sizes = np.minimum(self.length, self.table.tokens - begins)
+        first, starts = self.table.find_tokens(begins)
+        ends = starts + sizes
+        long = np.flatnonzero(ends > self.table.lengths(first))
+        if not len(long):
+            return Samples(np.arange(len(first) + 1), first, starts, sizes, single=True)
+        last = first.copy()
+        last[long], ends[long] = self.table.find_tokens(begins[long] + sizes[long] - 1)
+        ends[long] += 1
         parts = last - first + 1
         offsets = offsets_of(parts)
         inside = np.arange(offsets[-1]) - np.repeat(offsets[:-1], parts) + np.repeat(first, parts)
         lengths = self.table.lengths(inside)
         part_starts = np.zeros(len(inside), np.int64)
-        lengths[offsets[1:] - 1] = starts[count:] + 1
-        part_starts[offsets[:-1]] = starts[:count]
-        lengths[offsets[:-1]] -= starts[:count]
-        samples = Samples(offsets, inside, part_starts, lengths, single=len(inside) == count)
+        lengths[offsets[1:] - 1] = ends
+        part_starts[offsets[:-1]] = starts
+        lengths[offsets[:-1]] -= starts
+        samples = Samples(offsets, inside, part_starts, lengths, single=len(inside) == len(numbers))
         return samples.where(lengths > 0) if (lengths == 0).any() else samples
 
     def find(self, epoch: int, row: int) -> list[int]:

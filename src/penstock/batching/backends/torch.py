@@ -44,7 +44,8 @@ class TorchBackend(BaseBackend):
             # torch refuses reversed arrays and foreign byte orders, and warns of read-only arrays.
             native = np.asarray(array, array.dtype.newbyteorder("="))
             array = np.require(native, requirements=["C", "A", "W"])
-        return self.to(self._torch.from_numpy(array), device)
+        tensor = self._torch.from_numpy(array)
+        return tensor if device is None else self.to(tensor, device)
 
     def to_numpy(self, array: Any) -> npt.NDArray[Any]:
         found: npt.NDArray[Any] = array.detach().cpu().numpy()
