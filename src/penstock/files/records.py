@@ -19,7 +19,7 @@ Positions = npt.NDArray[np.int64]
 
 _NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
 _OPEN, _CLOSE, _ARRAY_END = b"{}]"
-_PIECE, _LARGE_PIECE = 1 << 17, 8 << 20
+_PIECE = 1 << 17
 _IS_SEPARATOR = np.zeros(256, bool)
 _IS_SEPARATOR[list(b" \t\r\n,")] = True
 _IS_SPACE, _IS_LINE_END = np.zeros(256, bool), np.zeros(256, bool)
@@ -306,31 +306,31 @@ def _last_newline(data: Bytes) -> int:
     return 0
 
 
-def _pieces(data: Bytes, size: int = _LARGE_PIECE) -> Iterator[Bytes]:
-    """Pieces of which temporaries are small."""
-    return (data[start : start + size] for start in range(0, len(data), size))
+def _pieces(data: Bytes) -> Iterator[Bytes]:
+    """Pieces whose temporaries stay in the processor's cache: larger ones cost page faults, which threads wait for."""
+    return (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
 
 
 def _count(data: Bytes, byte: int) -> int:
     return sum(int(np.count_nonzero(piece == byte)) for piece in _pieces(data))
 
 
-def _positions(data: Bytes, byte: int) -> Positions:
-    if len(data) <= _LARGE_PIECE:
-        return np.flatnonzero(data == byte)
-    return np.concatenate(
-        [np.flatnonzero(piece == byte) + number * _LARGE_PIECE for number, piece in enumerate(_pieces(data))]
-    )
+def _positions(data: Bytes, byte: int, fold: int = 0) -> Positions:
+    """Positions of a byte; `fold` has bits that are set before bytes are compared."""
+    found = [np.flatnonzero((piece | fold if fold else piece) == byte) for piece in _pieces(data)]
+    for number, part in enumerate(found):
+        part += number * _PIECE
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _openings(data: Bytes) -> int:
-    """Number of opening brackets. Counted in pieces that stay in the processor's cache."""
-    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in _pieces(data, _PIECE))
+    """Number of opening brackets."""
+    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in _pieces(data))
 
 
 def _check_depth(data: Bytes, starts: Positions, stops: Positions) -> None:
     """Raise DepthError if a record has too many levels; only those with many brackets are looked at."""
-    brackets = np.flatnonzero((data | 0x20) == _OPEN)
+    brackets = _positions(data, _OPEN, fold=0x20)
     counts = np.searchsorted(brackets, stops) - np.searchsorted(brackets, starts)
     for number in np.flatnonzero(counts > MAX_DEPTH).tolist():
         if is_too_deep(data[starts[number] : stops[number]].tobytes()):
