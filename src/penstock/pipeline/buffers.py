@@ -28,6 +28,7 @@ from penstock.memory.budget import Reservation
 from penstock.pipeline.stages import Block, Origin, Rejected, State
 
 _SHARE = 4  # each of the four buffers may hold a quarter of the budget
+_READ_AHEAD = 8  # parcels that may wait to be worked on, or two for each worker if those are more
 _WAIT = 0.1  # waits are woken by notification; the slices are for `idle`
 
 
@@ -137,6 +138,12 @@ class Buffers:
         self.waiting_consumer = False
 
     # -- 1: the source thread ------------------------------------------------------------------------------------
+
+    def wait_to_read(self, timeout_seconds: float) -> bool:
+        """True if few parcels wait to be worked on: what is read long before takes fresh memory, which costs time."""
+        with self._lock:
+            few = lambda: len(self._read) < max(_READ_AHEAD, 2 * self.active)  # noqa: E731
+            return few() or self._room_to_read.wait_for(lambda: few() or self._cancelled, timeout_seconds)
 
     def put_read(self, parcel: Parcel) -> float:
         """Hand over what was read; returns the seconds waited for room."""
