@@ -142,8 +142,9 @@ class Buffers:
     def wait_to_read(self, timeout_seconds: float) -> bool:
         """True if few parcels wait to be worked on: what is read long before takes fresh memory, which costs time."""
         with self._lock:
-            few = lambda: len(self._read) < max(_READ_AHEAD, 2 * self.active)  # noqa: E731
-            return few() or self._room_to_read.wait_for(lambda: few() or self._cancelled, timeout_seconds)
+            return self._reads_on() or self._room_to_read.wait_for(
+                lambda: self._reads_on() or self._cancelled, timeout_seconds
+            )
 
     def put_read(self, parcel: Parcel) -> float:
         """Hand over what was read; returns the seconds waited for room."""
@@ -318,6 +319,9 @@ class Buffers:
             self._bytes["ready"] += parcel.nbytes
             self._ready_there.notify()
             return waited
+
+    def _reads_on(self) -> bool:
+        return len(self._read) < max(_READ_AHEAD, 2 * self.active)
 
     def _room(self, buffer: str, parcel: Parcel) -> bool:
         held = self._bytes[buffer]
