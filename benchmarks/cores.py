@@ -5,7 +5,7 @@
     PYTHONPATH=src python benchmarks/cores.py --seconds 360 --json cores.json
 
 Each run is a fresh process that is bound to so many cores before it imports anything; everything else is at its
-default. The clock runs from the call to the complete output, so loading a tokenizer counts for `text` and `chats`;
+default. The clock runs from the call to the complete output, so loading a tokenizer counts, for bare gigatoken too;
 imports do not count. Of several rounds the fastest counts. The efficiency in brackets is the rate divided by the rate
 at the smallest count and by the ratio of cores. No run starts after `--seconds`.
 
@@ -65,17 +65,23 @@ def gigatoken_jsonl(source: Path, out: Path) -> Work:
     import awkward  # noqa: F401
     import gigatoken
 
-    tokenizer = gigatoken.Tokenizer(str(DATA / "tokenizer-32k" / "tokenizer.json"))
-    files = gigatoken.JsonlFileSource([str(source)], "text")
-    return lambda: tokenizer.encode_files(files), lambda made: len(made.layout.content.data) / 1e6
+    def encode() -> Any:
+        tokenizer = gigatoken.Tokenizer(str(DATA / "tokenizer-32k" / "tokenizer.json"))
+        return tokenizer.encode_files(gigatoken.JsonlFileSource([str(source)], "text"))
+
+    return encode, lambda made: len(made.layout.content.data) / 1e6
 
 
 def gigatoken_strings(source: Path, out: Path) -> Work:
     import gigatoken
 
     texts = [json.loads(line)["text"] for line in source.open("rb")]
-    tokenizer = gigatoken.Tokenizer(str(DATA / "tokenizer-32k" / "tokenizer.json"))
-    return lambda: tokenizer.encode_batch(texts), lambda made: len(made.layout.content.data) / 1e6
+
+    def encode() -> Any:
+        tokenizer = gigatoken.Tokenizer(str(DATA / "tokenizer-32k" / "tokenizer.json"))
+        return tokenizer.encode_batch(texts)
+
+    return encode, lambda made: len(made.layout.content.data) / 1e6
 
 
 def chats(source: Path, out: Path) -> Work:
@@ -254,6 +260,22 @@ def _report(counts: list[int], runs: dict[str, dict[int, list[dict[str, Any]]]],
         for name, made in best.items()
     ]
     print(table(["case", *map(str, counts)], used))
+    print("\n### user and system seconds, thousands of page faults and of switches\n")
+    costs = [
+        [
+            name,
+            *(
+                "{user:.1f} + {system:.1f}, {faults}k, {switches}k".format(
+                    **made[n] | {key: round(made[n][key] / 1e3) for key in ("faults", "switches")}
+                )
+                if n in made
+                else "-"
+                for n in counts
+            ),
+        ]
+        for name, made in best.items()
+    ]
+    print(table(["case", *map(str, counts)], costs))
     for peer in ("gigatoken", "gigatoken-strings"):
         for count in counts:
             if count in rates.get("text", {}) and count in rates.get(peer, {}):
@@ -330,14 +352,19 @@ def _arguments() -> argparse.Namespace:
 
 def _case(name: str, cores: str, source: str, out: str, facts: str) -> None:
     work, amount = CASES[name][0](Path(source), Path(out))
-    start, before = time.perf_counter(), _cpu()
+    start, before = time.perf_counter(), _used()
     result = work()
     seconds = time.perf_counter() - start
+    user, system, faults, switches = (now - then for now, then in zip(_used(), before))
     report = getattr(result, "report", result)
     report_facts(
         facts,
         seconds=seconds,
-        cores=(_cpu() - before) / seconds,
+        cores=(user + system) / seconds,
+        user=user,
+        system=system,
+        faults=faults,
+        switches=switches,
         amount=amount(result),
         bottleneck=getattr(report, "bottleneck", None),
         stages=[_stage(stage) for stage in getattr(report, "stages", ())],
@@ -350,9 +377,11 @@ def _stage(stage: dict[str, Any]) -> str:
     return f"{stage['name'][:40]}: {busy}, {stage['batches']} batches, {stage['threads']} threads, {waits}"
 
 
-def _cpu() -> float:
-    own, children = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
-    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+def _used() -> tuple[float, ...]:
+    """User and system seconds, page faults and context switches of this process and its children."""
+    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    fields = ("ru_utime", "ru_stime", "ru_minflt", "ru_nvcsw")
+    return tuple(sum(getattr(one, field) for one in both) for field in fields)
 
 
 if __name__ == "__main__":

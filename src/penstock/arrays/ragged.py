@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arrays.text import flags
+from penstock.arrays.text import arrow_of, flags, numbers_of
 from penstock.errors import DataError
 
 Ints: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -89,7 +89,7 @@ class Ragged:
         A null inside a list is a DataError: NumPy would make floats of all values.
         """
         # A writer may leave out the offsets of no rows at all, and pyarrow would read them all the same.
-        offsets = lists.offsets.to_numpy().astype(np.int64) if len(lists) else np.zeros(1, np.int64)
+        offsets = numbers_of(lists.offsets).astype(np.int64) if len(lists) else np.zeros(1, np.int64)
         values = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
         if values.null_count:
             at = int(flags(values.is_null()).argmax())
@@ -97,7 +97,8 @@ class Ragged:
             raise DataError(
                 f"row {row} of a column of lists has a null inside; expected a value in every place", row=row
             )
-        return cls(values.to_numpy(zero_copy_only=False), offsets - offsets[0])
+        plain = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        return cls(numbers_of(values) if plain else values.to_numpy(zero_copy_only=False), offsets - offsets[0])
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
@@ -135,8 +136,8 @@ def list_array(rows: Ragged, dtype: pa.DataType, like: pa.Array | None = None) -
         raise DataError(
             f"a batch of {rows.offsets[-1]:,} tokens is more than the {MOST:,} a column can hold; use smaller batches"
         )
-    values = pa.array(rows.values.astype(dtype.to_pandas_dtype(), copy=False))
-    offsets = pa.array(rows.offsets.astype(np.int32))
+    values = arrow_of(rows.values.astype(dtype.to_pandas_dtype(), copy=False))
+    offsets = arrow_of(rows.offsets.astype(np.int32))
     if like is not None and like.null_count:
         return pa.ListArray.from_arrays(offsets, values, mask=pa.array(flags(like.is_null())))
     return pa.ListArray.from_arrays(offsets, values)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,6 +30,29 @@ def flags(array: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """A boolean column as NumPy booleans; null counts as False."""
     given = array.fill_null(False) if array.null_count else array
     return given.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def arrow_of(values: np.ndarray[Any, Any]) -> pa.Array:
+    """Numbers as an Arrow array, without a copy, or truth values. pyarrow would import pandas first: 0.2 s."""
+    made = np.ascontiguousarray(values)
+    if made.dtype == np.bool_:
+        return pa.Array.from_buffers(pa.bool_(), len(made), [None, pa.py_buffer(np.packbits(made, bitorder="little"))])
+    return pa.Array.from_buffers(pa.from_numpy_dtype(made.dtype), len(made), [None, pa.py_buffer(made)])
+
+
+def numbers_of(array: pa.Array) -> np.ndarray[Any, Any]:
+    """A view of integers or floats without nulls; as `to_numpy`, which imports pandas."""
+    kind = np.dtype(array.type.to_pandas_dtype())
+    if not len(array):
+        return np.empty(0, kind)
+    return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
+
+
+def text_array(texts: Iterable[str]) -> pa.Array:
+    """Texts as an Arrow array, without the import of pandas."""
+    data = [text.encode() for text in texts]
+    bounds = np.cumsum([0, *map(len, data)], dtype=np.int32)
+    return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(data))])
 
 
 class Utf8(NamedTuple):

@@ -19,7 +19,7 @@ Positions = npt.NDArray[np.int64]
 
 _NEWLINE, _RETURN, _QUOTE, _BACKSLASH, _COMMA = b'\n\r"\\,'
 _OPEN, _CLOSE, _ARRAY_END = b"{}]"
-_PIECE, _LARGE_PIECE = 1 << 17, 8 << 20
+_PIECE = 1 << 20
 _IS_SEPARATOR = np.zeros(256, bool)
 _IS_SEPARATOR[list(b" \t\r\n,")] = True
 _IS_SPACE, _IS_LINE_END = np.zeros(256, bool), np.zeros(256, bool)
@@ -79,7 +79,7 @@ class Lines:
         return data, len(self.spans(data)[0])
 
     def _ends(self, data: Bytes) -> Positions:
-        return _positions(data, _NEWLINE) + 1
+        return positions_of(data, _NEWLINE) + 1
 
 
 class WholeFile(Lines):
@@ -111,7 +111,9 @@ class JsonLines(Lines):
             if data[starts[i] : stops[i]].tobytes().lstrip()[0] != _OPEN:
                 raise ValueError("a row is not a JSON object")
         rows = len(starts) - int(np.count_nonzero(empty))
-        if _openings(data) >= rows + MAX_DEPTH:  # every row has one: otherwise none has more than `MAX_DEPTH`
+        if (
+            _count(data, _OPEN, fold=0x20) >= rows + MAX_DEPTH
+        ):  # every row has one: otherwise none has more than `MAX_DEPTH`
             _check_depth(data, starts, stops)
         return data, rows
 
@@ -306,31 +308,35 @@ def _last_newline(data: Bytes) -> int:
     return 0
 
 
-def _pieces(data: Bytes, size: int = _LARGE_PIECE) -> Iterator[Bytes]:
-    """Pieces of which temporaries are small."""
-    return (data[start : start + size] for start in range(0, len(data), size))
+def _pieces(data: Bytes) -> Iterator[Bytes]:
+    return (data[start : start + _PIECE] for start in range(0, len(data), _PIECE))
 
 
-def _count(data: Bytes, byte: int) -> int:
-    return sum(int(np.count_nonzero(piece == byte)) for piece in _pieces(data))
+def _equal(data: Bytes, byte: int, fold: int = 0) -> Iterator[npt.NDArray[np.bool_]]:
+    """Flags of a byte, piece by piece, in the same memory: fresh memory costs more than comparing, and so does waiting
+    for the interpreter lock after each of many small pieces. `fold` has bits that are set before bytes are compared."""
+    flags = np.empty(min(len(data), _PIECE), np.bool_)
+    for piece in _pieces(data):
+        into = flags[: len(piece)]
+        folded = np.bitwise_or(piece, np.uint8(fold), out=into.view(np.uint8)) if fold else piece
+        yield np.equal(folded, byte, out=into)
 
 
-def _positions(data: Bytes, byte: int) -> Positions:
-    if len(data) <= _LARGE_PIECE:
-        return np.flatnonzero(data == byte)
-    return np.concatenate(
-        [np.flatnonzero(piece == byte) + number * _LARGE_PIECE for number, piece in enumerate(_pieces(data))]
-    )
+def _count(data: Bytes, byte: int, fold: int = 0) -> int:
+    return sum(int(np.count_nonzero(piece)) for piece in _equal(data, byte, fold))
 
 
-def _openings(data: Bytes) -> int:
-    """Number of opening brackets. Counted in pieces that stay in the processor's cache."""
-    return sum(int(np.count_nonzero((piece | 0x20) == _OPEN)) for piece in _pieces(data, _PIECE))
+def positions_of(data: Bytes, byte: int, fold: int = 0) -> Positions:
+    """Positions of a byte. Searched in pieces, since the search holds the interpreter lock."""
+    found = [np.flatnonzero(piece) for piece in _equal(data, byte, fold)]
+    for number, part in enumerate(found):
+        part += number * _PIECE
+    return np.concatenate(found) if found else np.empty(0, np.int64)
 
 
 def _check_depth(data: Bytes, starts: Positions, stops: Positions) -> None:
     """Raise DepthError if a record has too many levels; only those with many brackets are looked at."""
-    brackets = np.flatnonzero((data | 0x20) == _OPEN)
+    brackets = positions_of(data, _OPEN, fold=0x20)
     counts = np.searchsorted(brackets, stops) - np.searchsorted(brackets, starts)
     for number in np.flatnonzero(counts > MAX_DEPTH).tolist():
         if is_too_deep(data[starts[number] : stops[number]].tobytes()):

@@ -28,6 +28,7 @@ from penstock.memory.budget import Reservation
 from penstock.pipeline.stages import Block, Origin, Rejected, State
 
 _SHARE = 4  # each of the four buffers may hold a quarter of the budget
+_READ_AHEAD = 8  # parcels that may wait to be worked on, or two for each worker if those are more
 _WAIT = 0.1  # waits are woken by notification; the slices are for `idle`
 
 
@@ -137,6 +138,13 @@ class Buffers:
         self.waiting_consumer = False
 
     # -- 1: the source thread ------------------------------------------------------------------------------------
+
+    def wait_to_read(self, timeout_seconds: float) -> bool:
+        """True if few parcels wait to be worked on: what is read long before takes fresh memory, which costs time."""
+        with self._lock:
+            return self._reads_on() or self._room_to_read.wait_for(
+                lambda: self._reads_on() or self._cancelled, timeout_seconds
+            )
 
     def put_read(self, parcel: Parcel) -> float:
         """Hand over what was read; returns the seconds waited for room."""
@@ -311,6 +319,9 @@ class Buffers:
             self._bytes["ready"] += parcel.nbytes
             self._ready_there.notify()
             return waited
+
+    def _reads_on(self) -> bool:
+        return len(self._read) < max(_READ_AHEAD, 2 * self.active)
 
     def _room(self, buffer: str, parcel: Parcel) -> bool:
         held = self._bytes[buffer]

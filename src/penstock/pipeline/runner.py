@@ -76,7 +76,7 @@ class SourceThread:
         time limit here: the stages that hold parcels have their own."""
         context, since = self._context, time.monotonic()
         try:
-            while not context.stop.is_set() and not context.rows_ahead.wait(0.1):
+            while not context.stop.is_set() and not (context.rows_ahead.wait(0.1) and self._buffers.wait_to_read(0.1)):
                 context.resident.give_back()
             while not context.stop.is_set():
                 with contextlib.suppress(StalledError):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.files.json_values import dumps
+from penstock.files.records import positions_of
 
 JSON_MARK = {"penstock.json": "text"}
 JSON_TEXT = pa.json_(pa.string())
@@ -207,7 +208,6 @@ Positions = npt.NDArray[np.int64]
 _QUOTE, _BACKSLASH, _COLON = b'"\\:'
 _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[list(b" \t\r\n")] = True
-_PIECE = 1 << 17
 _WORTH_IT = 4
 """A skeleton is made only where it is this many times smaller; gathering it costs more than parsing otherwise."""
 
@@ -236,15 +236,9 @@ def skeleton(data: Bytes) -> Bytes | None:
     return bones
 
 
-def _positions(data: Bytes, byte: int) -> Positions:
-    """Positions of a byte. Searched in pieces, since the search holds the interpreter lock."""
-    found = [np.flatnonzero(data[start : start + _PIECE] == byte) + start for start in range(0, len(data), _PIECE)]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
-
-
 def _string_ends(data: Bytes) -> Positions:
     """The quotes that begin and end strings: those after an even number of backslashes."""
-    quotes = _positions(data, _QUOTE)
+    quotes = positions_of(data, _QUOTE)
     behind_slash = np.flatnonzero(data[np.maximum(quotes - 1, 0)] == _BACKSLASH)
     if not len(behind_slash):
         return quotes

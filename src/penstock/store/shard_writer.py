@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from penstock.arrays.ragged import is_any_list, offsets_of
+from penstock.arrays.text import numbers_of
 from penstock.errors import SchemaError
 from penstock.memory.views import compact
 from penstock.store.manifest import ShardEntry
@@ -88,8 +89,10 @@ def token_counts(column: pa.Array, name: str) -> npt.NDArray[np.int32]:
     kind = column.type
     if not is_any_list(kind):
         raise SchemaError(f"the column of tokens must hold lists, and {name!r} is {kind}; pass tokens=, or tokens=None")
-    counts = pc.fill_null(pc.list_value_length(column), 0)
-    return np.ascontiguousarray(counts.to_numpy(zero_copy_only=False), "<i4")
+    counts = pc.list_value_length(column)
+    if counts.null_count:
+        counts = pc.fill_null(counts, 0)
+    return np.ascontiguousarray(numbers_of(counts), "<i4")
 
 
 def _count_true(column: pa.Array, name: str) -> int:
@@ -407,7 +410,7 @@ def _sizes(array: pa.Array) -> npt.NDArray[np.int64]:
         dtype = np.dtype(np.int64 if wide else np.int32)
         offsets = np.frombuffer(array.buffers()[1], dtype, rows + 1, array.offset * dtype.itemsize)
         return np.diff(offsets).astype(np.int64)
-    offsets = array.offsets.to_numpy().astype(np.int64)
+    offsets = numbers_of(array.offsets).astype(np.int64)
     values = array.values.slice(offsets[0], offsets[-1] - offsets[0])
     return _sums(values, offsets - offsets[0])
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from penstock._forks import renewed
 from penstock.arrays.ragged import Flags, Ints, Ragged, spliced
-from penstock.arrays.text import Utf8, flags, utf8
+from penstock.arrays.text import Utf8, flags, text_array, utf8
 from penstock.memory.pressure import resident_bytes
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.cores import available_cores
@@ -50,7 +50,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_note_fork)
 
 FIRST_ROWS, FIRST_BYTES, FIRST_LONG_ROWS = 64, 1 << 16, 2
-FEW_ROWS, FEW_BYTES = 2000, 2 << 20
+FEW_ROWS, FEW_BYTES = 2000, 1 << 18
 CACHE_BYTES, CACHE_LEAST_TEXT = 512 << 20, 8 << 20
 PIECE_BYTES = 2 << 20
 
@@ -197,7 +197,7 @@ class FastPath:
             backend = FastBackend(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
             self._refuse(f"it does not support this model: {_first_line(error)}")
-        probes = pa.array([*PROBES, *ascii_pairs(), *self._reference.probes()], pa.string())
+        probes = text_array([*PROBES, *ascii_pairs(), *self._reference.probes()])
         other = self._trapped(probes)
         if other is not None:
             probes = probes.filter(pa.array(~other))

@@ -28,7 +28,7 @@ import xxhash
 from penstock._forks import renewed
 from penstock.arrays.hashes import mix64
 from penstock.arrays.ragged import Flags, Ints, Ragged
-from penstock.arrays.text import Utf8, flags, utf8
+from penstock.arrays.text import Utf8, arrow_of, flags, utf8
 from penstock.files.cache import DiskCache, default_cache_directory
 from penstock.tokenizers.base import FastModel, Reference
 
@@ -399,7 +399,7 @@ def first_difference(
     """
     long = is_long(data)[chosen]
     short = chosen[~long]
-    expected = reference.ids(texts.take(pa.array(short)).to_pylist(), parse_special=parse_special) if len(short) else ()
+    expected = reference.ids(texts.take(arrow_of(short)).to_pylist(), parse_special=parse_special) if len(short) else ()
     wrong = [row for row, right in zip(short.tolist(), expected) if not np.array_equal(_ids(rows, row), right)]
     for row in chosen[long].tolist():
         text = data.data[data.offsets[row] : data.offsets[row + 1]].tobytes()

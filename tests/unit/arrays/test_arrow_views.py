@@ -1,0 +1,52 @@
+"""Views between NumPy and Arrow that do without pandas give what pyarrow itself gives."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.arrays.text import arrow_of, numbers_of, text_array
+
+KINDS = ["u1", "u2", "i4", "i8", "u8", "f2", "f4", "f8", "?"]
+
+
+@given(st.lists(st.integers(0, 200), max_size=40), st.sampled_from(KINDS), st.integers(1, 3))
+def test_numbers_become_the_array_that_pyarrow_makes(values: list[int], kind: str, step: int) -> None:
+    given_values = (np.array(values) % 2 if kind == "?" else np.array(values)).astype(kind)[::step]
+    made = arrow_of(given_values)
+    made.validate(full=True)
+    assert made.equals(pa.array(given_values))
+
+
+@given(st.lists(st.integers(0, 200), max_size=40), st.sampled_from(KINDS[:-1]), st.integers(0, 5), st.integers(0, 40))
+def test_a_slice_of_numbers_is_seen_as_numpy_sees_it(values: list[int], kind: str, start: int, length: int) -> None:
+    part = pa.array(np.array(values).astype(kind)).slice(min(start, len(values)), length)
+    seen = numbers_of(part)
+    assert seen.dtype == np.dtype(kind)
+    assert np.array_equal(seen, part.to_numpy())
+
+
+@given(st.lists(st.text(), max_size=20))
+def test_texts_become_the_array_that_pyarrow_makes(texts: list[str]) -> None:
+    texts = [text.encode("utf-8", "ignore").decode() for text in texts]
+    made = text_array(texts)
+    made.validate(full=True)
+    assert made.equals(pa.array(texts, pa.string()))
+
+
+def test_a_store_of_text_is_made_without_pandas(tmp_path: Path) -> None:
+    pytest.importorskip("pandas")
+    (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n' * 100)
+    program = (
+        "import sys; from penstock.loaders import Recipe, prepare; from penstock.transforms import ByteTokenizer; "
+        "print(prepare('a.jsonl', 'a.store', Recipe(tokenizer=ByteTokenizer())).manifest.rows, 'pandas' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["100", "False"]
