@@ -25,8 +25,9 @@ _IS_SEPARATOR[list(b" \t\r\n,")] = True
 _IS_SPACE, _IS_LINE_END = np.zeros(256, bool), np.zeros(256, bool)
 _IS_SPACE[list(b" \t\r\n\v\f")] = True
 _IS_LINE_END[list(b"\r\n")] = True
-_DENSE = 16
-"""Lines that are shorter than this on average are looked through for empty ones: positions take more than they do."""
+_DENSE, _STRIDE = 16, 61
+"""Lines that are shorter than this on average are looked through for empty ones: positions take more than they do. The
+average is that of every 61st byte: it decides on the way, not on the result."""
 
 
 class Cutter(Protocol):
@@ -102,7 +103,7 @@ class JsonLines(Lines):
 
     def prepare(self, data: Bytes) -> tuple[Bytes, int]:
         # Arrow's parser takes no notice of lines, makes a row of nulls of `null`, and crashes if that is the first row.
-        if _DENSE * _count(data, _NEWLINE) > len(data):
+        if _DENSE * np.count_nonzero(data[::_STRIDE] == _NEWLINE) > len(data) // _STRIDE:
             data = _without_empty_lines(data)
         starts, stops = self.spans(data)
         unusual = data[starts] != _OPEN

@@ -222,17 +222,15 @@ def skeleton(data: Bytes) -> Bytes | None:
         return None
     opens, closes = quotes[::2], quotes[1::2]
     keys = _before_colon(data, closes)
-    # What is kept, in order: from the start or a closing quote up to an opening one, and the keys in between.
-    starts = np.empty(len(quotes) + 1, np.int64)
-    starts[0], starts[1::2], starts[2::2] = 0, opens + 1, closes
-    stops = np.append(starts[1:], len(data))
-    kept = np.ones(len(starts), bool)
-    kept[1::2] = keys
-    starts, lengths = starts[kept], (stops - starts)[kept]
-    ends = np.cumsum(lengths)
-    if _WORTH_IT * int(ends[-1]) > len(data):
+    # What is kept, and what is not, in turn: up to the quote that begins a text, and on from the one that ends it.
+    bounds = np.zeros(2 * int(np.count_nonzero(~keys)) + 2, np.int64)
+    bounds[1:-1:2], bounds[2:-1:2], bounds[-1] = opens[~keys] + 1, closes[~keys], len(data)
+    if _WORTH_IT * int((bounds[1::2] - bounds[::2]).sum()) > len(data):
         return None
-    bones: Bytes = data[np.arange(ends[-1]) + np.repeat(starts - ends + lengths, lengths)]
+    parts = pa.Array.from_buffers(
+        pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
+    ).take(pa.array(np.arange(0, len(bounds) - 1, 2)))
+    bones: Bytes = np.frombuffer(parts.buffers()[2], np.uint8, np.frombuffer(parts.buffers()[1], np.int64)[-1])
     return bones
 
 

@@ -44,6 +44,7 @@ _KEPT_SHARE, _LEAST_BUDGET = 4, 256 << 20
 """Part of a memory budget for what the scan has read of remote files, and the least budget that has room for it."""
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)
 _RECORD_BYTES = 1 << 12
+_LOOK_BYTES = 1 << 14
 _BAD = (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, OverflowError)
 
 Scan = Generator[None, None, pa.Schema]
@@ -438,7 +439,8 @@ class RecordSource(Source):
 
 def check_utf8(data: pa.Buffer) -> None:
     """Raise ValueError if the bytes are not UTF-8 throughout. Costs a pass at several GB/s."""
-    if not data.size or int(np.frombuffer(data, np.uint8).max()) < 0x80:
+    view = np.frombuffer(data, np.uint8)
+    if not data.size or (view[:_LOOK_BYTES].max() < 0x80 and view.max() < 0x80):
         return
     offsets = pa.py_buffer(np.array([0, data.size], np.int64))
     pa.Array.from_buffers(pa.large_binary(), 1, [None, offsets, data]).cast(pa.large_string())
