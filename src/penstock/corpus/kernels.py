@@ -1,6 +1,6 @@
 """Kernels: functions that run as plain Python on little data and are compiled by numba for more.
 
-Compiling the rules of a filter takes from one to twenty seconds, once on a machine: the machine code is kept in the
+Compiling the rules of a filter takes from one to six seconds, once on a machine: the machine code is kept in the
 user's cache directory, by the content of the sources, so that another environment or a reinstalled package finds it.
 Plain Python does the first rows meanwhile: a few hundred documents never wait for the compiler.
 """
@@ -31,7 +31,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 PLAIN = 1 << 17
-"""Elements that plain Python takes about as long for as numba takes to compile the rules."""
+"""Elements that plain Python takes a second at most for. A kernel takes half as many as are worth compiling it."""
 CACHED = 16
 """Machine code that is in the cache pays off this many times earlier."""
 
@@ -45,8 +45,9 @@ def kernel(*, plain: int = 0, by: int = 0) -> Callable[[Callable[P, R]], Callabl
     """Decorator: the function as machine code that releases the interpreter lock, cached for other processes.
 
     It runs as plain Python as long as all calls together have had at most `plain` elements in argument number `by`.
-    Kernels may call kernels, of other modules too. Without numba the first call raises ModuleNotFoundError with the
-    command that installs it.
+    Kernels may call kernels, of other modules too; those without `plain` are called by no one else. A kernel makes and
+    returns no arrays: it writes on those of the caller. Without numba the first call raises ModuleNotFoundError with
+    the command that installs it.
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -57,7 +58,7 @@ def kernel(*, plain: int = 0, by: int = 0) -> Callable[[Callable[P, R]], Callabl
 
 class _Kernel(Generic[P, R]):
     def __init__(self, function: Callable[P, R], plain: int, by: int) -> None:
-        self._function, self._left, self._by = function, plain, by
+        self._function, self._left, self._by, self._is_entry = function, plain, by, plain > 0
         self._compiled: Any = None
         self._plain: Any = None
         self._is_looked_up = False
@@ -74,7 +75,7 @@ class _Kernel(Generic[P, R]):
         if self._compiled is None and not _said and not self._cached():
             _said.append(self._function.__name__)
             log.warning(  # people wait for it, also those who asked for no progress
-                "numba compiles the rules for text, which takes up to a minute; later runs load them from %s",
+                "numba compiles the rules for text, for about ten seconds on a free core; later runs load them from %s",
                 cache_directory(),
             )
         return cast(R, self.dispatcher()(*args, **kwargs))
@@ -114,7 +115,9 @@ class _Kernel(Generic[P, R]):
         numba = require("numba", "fast")
         with _lock:
             if self._compiled is None:
-                made = numba.njit(nogil=True)(self._function)
+                # Kernels own no arrays: counting references to them took most of the time of short calls.
+                options = {"nogil": True, "_nrt": False, "no_cfunc_wrapper": True}
+                made = numba.njit(**options, no_cpython_wrapper=not self._is_entry)(self._function)
                 try:
                     made._cache = _cache_class()(self._function)
                 except OSError as error:  # no directory to cache it in

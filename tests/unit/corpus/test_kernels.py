@@ -131,8 +131,10 @@ def test_machine_code_is_found_by_another_installation(tmp_path: Path) -> None:
         import logging, numpy as np
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         from penstock.corpus.dedup import key_table
-        print(key_table._equal(np.arange(3), np.arange(3)))
-        print(sum(key_table._equal.stats.cache_hits.values()))
+        table, keys = key_table.KeyTable(1), np.arange(1, 40_001, dtype=np.uint64).reshape(-1, 2, 1) << np.uint64(40)
+        table.grow_for(keys.size)
+        table.add_rows(keys, None)
+        print(sum(key_table._add_rows.stats.cache_hits.values()))
     """
     results = []
     for place in ("one", "two"):
@@ -141,4 +143,4 @@ def test_machine_code_is_found_by_another_installation(tmp_path: Path) -> None:
         command = [sys.executable, "-c", dedent(code)]
         done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
         results.append((done.stdout.split(), "numba compiles" in done.stderr))
-    assert results == [(["True", "0"], True), (["True", "1"], False)]
+    assert results == [(["0"], True), (["1"], False)]

@@ -128,7 +128,9 @@ class MinHash:
 
     def _minima(self, data: Bytes, bounds: Integers) -> Numbers:
         minima = np.full((len(bounds) - 1, self.bands * self.rows), _MOST)
-        row_minima(data, bounds, characters(), self.ngram, *self._permutations, self._half, minima)
+        gathered = np.empty(_ROOM + _PAD, np.uint32), np.empty(_ROOM + _PAD, np.uint32)
+        ring = np.empty(self.ngram, np.uint64)
+        row_minima(data, bounds, characters(), ring, *gathered, *self._permutations, self._half, minima)
         return minima
 
     def _fold(self, minima: Numbers) -> Words:
@@ -222,12 +224,15 @@ def _sign_at(data: Any, i: int, start: int, stop: int, code: Any, codes: Any) ->
     return _BREAK
 
 
-@kernel(plain=PLAIN // 16)
-def row_minima(data: Any, bounds: Any, codes: Any, ngram: int, factors: Any, terms: Any, half: int, out: Any) -> None:
-    """The MinHash signature of every row into `out`, which holds the largest numbers there are: rows without words."""
-    ring = np.zeros(ngram, np.uint64)
-    low = np.empty(_ROOM + _PAD, np.uint32)
-    high = np.empty(_ROOM + _PAD, np.uint32)
+@kernel(plain=PLAIN // 2)
+def row_minima(
+    data: Any, bounds: Any, codes: Any, ring: Any, low: Any, high: Any, factors: Any, terms: Any, half: int, out: Any
+) -> None:
+    """The MinHash signature of every row into `out`, which holds the largest numbers there are: rows without words.
+
+    `ring` has room for the words of a shingle, `low` and `high` for the hashes of shingles.
+    """
+    ngram = len(ring)
     leaving = np.uint64(1)  # the factor of the word that leaves the window
     for _ in range(ngram):
         leaving = leaving * _WORD
@@ -236,7 +241,8 @@ def row_minima(data: Any, bounds: Any, codes: Any, ngram: int, factors: Any, ter
         char_sum = word_sum = _ZERO
         words, slot, count = 0, 0, 0
         inside = False
-        ring[:] = _ZERO
+        for slot in range(ngram):
+            ring[slot] = _ZERO
         while i <= stop:
             # A space after the last byte ends the last word like the others.
             code = _SPACE

@@ -17,13 +17,13 @@ from penstock.corpus.quality.characters import (
     SPACE,
     Array,
     code_at,
-    grown,
     kinds,
     line_stop,
+    same,
     skip_spaces,
     skip_spaces_back,
 )
-from penstock.corpus.quality.words import as_bytes, count_sentences, exception_table, packed, split_rows
+from penstock.corpus.quality.words import as_bytes, count_sentences, packed, words_between
 from penstock.transforms.columns import column, like, replace
 from penstock.transforms.counts import Counts
 from penstock.transforms.text import as_text
@@ -39,6 +39,9 @@ PHRASES = (
     "use cookies",
 )
 """Phrases C4 looks for: the first drops the page, the others drop the line."""
+EDIT, NEEDED = np.frombuffer(b"edit]", np.uint8), np.frombuffer(b"citation needed]", np.uint8)
+LAST_OF_BREAKS = (0x85, 0xA8, 0xA9)
+"""Last bytes of the line breaks that are not ASCII: no row has more lines than these and control characters."""
 
 
 class C4Quality(TextFilter):
@@ -104,12 +107,18 @@ class C4Quality(TextFilter):
 
     def clean(self, text: pa.Array) -> tuple[pa.Array, Codes, list[int]]:
         """The lines left of every row, reason codes, and the number of lines left out by `line_reasons`."""
-        data, bounds, lines, row_lines, codes, left_out = c4_lines(
-            *as_bytes(text), kinds(), *packed(PHRASES), self._limits, self._rules
-        )
+        given = as_bytes(text)
+        breaks = np.count_nonzero(given[0] < 32) + sum(np.count_nonzero(given[0] == byte) for byte in LAST_OF_BREAKS)
+        data, lines = np.empty(len(given[0]), np.uint8), np.empty(breaks + len(text) + 1, np.int64)
+        bounds, row_lines = np.zeros(len(text) + 1, np.int64), np.zeros(len(text) + 1, np.int64)
+        codes, left_out = np.zeros(len(text), np.uint8), np.zeros(5, np.int64)
+        out = (data, bounds, lines, row_lines, codes, left_out)
+        c4_lines(*given, kinds(), *packed(PHRASES), self._limits, self._rules, *out)
+        data, lines = data[: bounds[-1]], lines[: row_lines[-1] + 1]
         data.flags.writeable = False
-        words = split_rows(data, lines, True, kinds(), exception_table())
-        sentences = row_sentences(data, lines, row_lines, *words, kinds())
+        words = words_between(data, lines, True)
+        sentences = np.zeros(len(text), np.int64)
+        row_sentences(data, lines, row_lines, *words, kinds(), sentences)
         codes[(codes == 0) & (sentences < self._limits[0])] = 3
         return pc.utf8_trim_whitespace(from_utf8(Utf8(data, bounds), text)), codes, left_out.tolist()
 
@@ -124,24 +133,29 @@ class C4Quality(TextFilter):
         self._lines.clear()
 
 
-@kernel(plain=PLAIN)
+@kernel(plain=4 * PLAIN)
 def c4_lines(
-    data: Array, bounds: Array, kinds: Array, phrases: Array, phrase_bounds: Array, limits: Array, options: Array
-) -> tuple[Array, Array, Array, Array, Array, Array]:
-    """The lines left of every row, and how many of them; bytes left of every row; reason codes; lines left out.
+    data: Array,
+    bounds: Array,
+    kinds: Array,
+    phrases: Array,
+    phrase_bounds: Array,
+    limits: Array,
+    options: Array,
+    out: Array,
+    out_bounds: Array,
+    lines: Array,
+    row_lines: Array,
+    codes: Array,
+    left_out: Array,
+) -> None:
+    """Bytes left of every row; the lines left, and how many of them in each row; reason codes; lines left out.
 
     `options`: drop citations, ask for terminal marks, lorem ipsum, javascript, brackets, policy phrases.
     Phrase 0 is lorem ipsum, phrase 1 javascript, the others are of policies. A newline belongs to the line after it.
     """
-    rows = len(bounds) - 1
-    codes = np.zeros(rows, np.uint8)
-    left_out = np.zeros(5, np.int64)
-    out = np.empty(len(data), np.uint8)
-    out_bounds = np.zeros(rows + 1, np.int64)
-    lines = np.empty(rows + 64, np.int64)
-    row_lines = np.zeros(rows + 1, np.int64)
     n, k = 0, 0
-    for row in range(rows):
+    for row in range(len(codes)):
         at, stop = bounds[row], bounds[row + 1]
         begin, first_line = n, k
         while at < stop and codes[row] == 0:
@@ -173,8 +187,6 @@ def c4_lines(
             else:
                 if line > n:
                     out[n] = 10
-                if k + 1 >= len(lines):
-                    lines = grown(lines, k, 2 * k)
                 lines[k] = n
                 k += 1
                 n = m
@@ -183,19 +195,23 @@ def c4_lines(
         out_bounds[row + 1] = n
         row_lines[row + 1] = k
     lines[k] = n
-    return out[:n], out_bounds, lines[: k + 1], row_lines, codes, left_out
 
 
-@kernel(plain=PLAIN)
+@kernel(plain=4 * PLAIN)
 def row_sentences(
-    data: Array, lines: Array, row_lines: Array, starts: Array, ends: Array, firsts: Array, kinds: Array
-) -> Array:
+    data: Array,
+    lines: Array,
+    row_lines: Array,
+    starts: Array,
+    ends: Array,
+    firsts: Array,
+    kinds: Array,
+    sentences: Array,
+) -> None:
     """Sentences of every row; no sentence goes over the end of its line."""
-    sentences = np.zeros(len(row_lines) - 1, np.int64)
     for row in range(len(sentences)):
         for line in range(row_lines[row], row_lines[row + 1]):
             sentences[row] += count_sentences(data, lines[line], starts, ends, firsts[line], firsts[line + 1], kinds)
-    return sentences
 
 
 @kernel()
@@ -239,21 +255,11 @@ def citation_length(data: Array, at: int, stop: int, kinds: Array) -> int:
         i += width
     if i < stop and data[i] == 93:
         return i + 1 - at
-    if is_word(data, at + 1, stop, "edit]"):
-        return 6
-    if is_word(data, at + 1, stop, "citation needed]"):
-        return 17
+    if stop - at > len(EDIT) and same(data, at + 1, EDIT, 0, len(EDIT)):
+        return 1 + len(EDIT)
+    if stop - at > len(NEEDED) and same(data, at + 1, NEEDED, 0, len(NEEDED)):
+        return 1 + len(NEEDED)
     return 0
-
-
-@kernel()
-def is_word(data: Array, at: int, stop: int, word: str) -> bool:
-    if stop - at < len(word):
-        return False
-    for i in range(len(word)):
-        if data[at + i] != ord(word[i]):
-            return False
-    return True
 
 
 @kernel()

@@ -179,12 +179,15 @@ def same(left: Array, at: int, right: Array, there: int, length: int) -> bool:
     return True
 
 
+def most_lines(data: Array, bounds: Array) -> int:
+    """Lines of the row with most newlines."""
+    return int(np.diff(np.searchsorted(np.flatnonzero(data == 10), bounds)).max(initial=0)) + 1
+
+
 @kernel()
-def grown(array: Array, n: int, room: int) -> Array:
-    larger = np.empty(max(room, 2 * len(array)), array.dtype)
-    for i in range(n):  # numba takes three seconds to compile the assignment of a slice
-        larger[i] = array[i]
-    return larger
+def clear(slots: Array, size: int, value: int) -> None:
+    for i in range(size):  # numba takes a second to compile the assignment of a slice
+        slots[i] = value
 
 
 @kernel()

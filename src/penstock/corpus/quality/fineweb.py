@@ -9,8 +9,17 @@ import pyarrow as pa
 
 from penstock.corpus.kernels import PLAIN, kernel
 from penstock.corpus.quality.base import Codes, TextFilter, as_limits
-from penstock.corpus.quality.characters import TERMINAL, Array, code_before, count_characters, kinds, skip_spaces
-from penstock.corpus.quality.gopher import is_new, table_size
+from penstock.corpus.quality.characters import (
+    TERMINAL,
+    Array,
+    clear,
+    code_before,
+    count_characters,
+    kinds,
+    most_lines,
+    skip_spaces,
+)
+from penstock.corpus.quality.gopher import is_new, slots_for, table_size
 from penstock.corpus.quality.words import as_bytes, as_words, word_spans
 
 
@@ -45,30 +54,36 @@ class FineWebQuality(TextFilter):
         super().__init__(column, limits | {"accept_no_finished_line": accept_no_finished_line, "words": words})
 
     def codes(self, text: pa.Array) -> Codes:
+        data, bounds = as_bytes(text)
         first_words = word_spans(text, self._words)[2]
-        return fineweb_quality(*as_bytes(text), first_words, kinds(), self._limits, self._accept_none)
+        lines = most_lines(data, bounds)
+        slots, spans = np.empty(table_size(lines), np.int32), np.empty((lines, 2), np.int64)
+        codes = np.zeros(len(text), np.uint8)
+        fineweb_quality(data, bounds, first_words, kinds(), self._limits, self._accept_none, slots, spans, codes)
+        return codes
 
 
-@kernel(plain=PLAIN)
-def fineweb_quality(data: Array, bounds: Array, firsts: Array, kinds: Array, limits: Array, accept_none: bool) -> Array:
-    rows = len(bounds) - 1
-    codes = np.zeros(rows, np.uint8)
-    longest = 0
-    for row in range(rows):
-        newlines = 0
-        for at in range(bounds[row], bounds[row + 1]):
-            newlines += data[at] == 10
-        longest = max(longest, newlines + 1)
-    slots = np.empty(table_size(longest), np.int32)
-    spans = np.empty((longest, 2), np.int64)
-    for row in range(rows):
+@kernel(plain=2 * PLAIN)
+def fineweb_quality(
+    data: Array,
+    bounds: Array,
+    firsts: Array,
+    kinds: Array,
+    limits: Array,
+    accept_none: bool,
+    slots: Array,
+    spans: Array,
+    codes: Array,
+) -> None:
+    """Codes of the rows. `slots` and `spans` have room for the lines of any row."""
+    for row in range(len(codes)):
         begin, stop = bounds[row], bounds[row + 1]
         lines, newlines, finished, short, again = 0, 0, 0, 0, 0
         unique: Any = np.int64(0)
         for at in range(begin, stop):
             newlines += data[at] == 10
-        size = table_size(newlines + 1)
-        slots[:size] = -1
+        size = slots_for(newlines + 1)
+        clear(slots, size, -1)
         at = begin
         while at <= stop:
             last = at
@@ -95,4 +110,3 @@ def fineweb_quality(data: Array, bounds: Array, firsts: Array, kinds: Array, lim
             codes[row] = 4
         elif newlines / (firsts[row + 1] - firsts[row]) > limits[4]:
             codes[row] = 5
-    return codes

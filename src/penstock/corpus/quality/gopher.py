@@ -14,11 +14,13 @@ from penstock.corpus.quality.characters import (
     LETTER,
     SYMBOL,
     Array,
+    clear,
     code_at,
     code_before,
     count_characters,
     kinds,
     line_stop,
+    most_lines,
     same,
     skip_spaces,
     skip_spaces_back,
@@ -83,7 +85,10 @@ class GopherQuality(TextFilter):
 
     def codes(self, text: pa.Array) -> Codes:
         stops = packed(self._stop_words)
-        return gopher_quality(*as_bytes(text), *word_spans(text, self._words), kinds(), *stops, self._limits)
+        codes, seen = np.zeros(len(text), np.uint8), np.zeros(len(self._stop_words), np.bool_)
+        words = word_spans(text, self._words)
+        gopher_quality(*as_bytes(text), *words, kinds(), *stops, self._limits, seen, codes)
+        return codes
 
 
 class GopherRepetition(TextFilter):
@@ -135,10 +140,24 @@ class GopherRepetition(TextFilter):
             for pairs in (self._top, self._repeated)
             for array in (np.array([n for n, _ in pairs], np.int64), np.array([most for _, most in pairs], np.float64))
         ]
-        return gopher_repetition(*as_bytes(text), *word_spans(text, self._words), kinds(), self._limits, *limits)
+        data, bounds = as_bytes(text)
+        words = word_spans(text, self._words)
+        codes = np.zeros(len(text), np.uint8)
+        room = (most_lines(data, bounds), int(np.diff(words[2]).max(initial=0)), int(np.diff(bounds).max(initial=0)))
+        arrays = [data, bounds, *words, kinds(), self._limits, *limits, *_workspace(*room), codes]
+        gopher_repetition(*arrays)
+        return codes
 
 
-@kernel(plain=PLAIN)
+def _workspace(lines: int, words: int, size: int) -> tuple[Array, ...]:
+    """What the kernel of repetition writes on: room for the row with most lines, most words and most bytes."""
+    slots, spans = np.empty(table_size(max(lines, words)), np.int32), np.empty((lines + 1, 2), np.int64)
+    hashes, sums, scales = (np.empty(words + 1, np.uint64) for _ in range(3))
+    tally, places, lengths = (np.empty(words + 1, np.int32) for _ in range(3))
+    return slots, spans, hashes, sums, scales, tally, places, lengths, np.empty(size, np.uint8)
+
+
+@kernel(plain=4 * PLAIN)
 def gopher_quality(
     data: Array,
     bounds: Array,
@@ -149,14 +168,15 @@ def gopher_quality(
     stops: Array,
     stop_bounds: Array,
     limits: Array,
-) -> Array:
-    codes = np.zeros(len(bounds) - 1, np.uint8)
-    seen = np.zeros(len(stop_bounds) - 1, np.bool_)
+    seen: Array,
+    codes: Array,
+) -> None:
+    """Codes of the rows. `seen` has room for a flag of each stop word."""
     for row in range(len(codes)):
         begin = bounds[row]
         real: Any = np.int64(0)  # not a literal, for whose type numba would compile `quality_code` once more
         letters = with_letter = real
-        seen[:] = False
+        clear(seen, len(seen), 0)
         for word in range(firsts[row], firsts[row + 1]):
             start, stop = begin + starts[word], begin + ends[word]
             length, symbols, alphabetic = 0, 0, False
@@ -173,11 +193,13 @@ def gopher_quality(
                 real += 1
                 letters += length
             mark_stop_word(data, start, stop, stops, stop_bounds, seen)
+        stop_words: Any = np.int64(0)
+        for number in range(len(seen)):
+            stop_words += seen[number]
         codes[row] = quality_code(
             data, begin, bounds[row + 1], kinds, limits, firsts[row + 1] - firsts[row], real, letters, with_letter,
-            int(np.sum(seen)),
+            stop_words,
         )  # fmt: skip
-    return codes
 
 
 @kernel()
@@ -299,11 +321,16 @@ def is_new(data: Array, start: int, stop: int, slots: Array, size: int, spans: A
 
 
 @kernel()
-def table_size(n: int) -> int:
+def slots_for(n: int) -> int:
     size = 16
     while size < 2 * n + 2:
         size *= 2
     return size
+
+
+def table_size(n: int) -> int:
+    """Slots of a table for `n` pieces; kernels ask `slots_for`."""
+    return max(16, 1 << (2 * n + 1).bit_length())
 
 
 @kernel()
@@ -315,8 +342,8 @@ def repeated_pieces(
     pieces, repeated, characters, newlines = 0, 0, 0, 0
     for at in range(begin, stop):
         newlines += data[at] == 10
-    size = table_size(newlines + 1)
-    slots[:size] = -1
+    size = slots_for(newlines + 1)
+    clear(slots, size, -1)
     at = first = begin
     while True:
         last = at
@@ -355,27 +382,21 @@ def gopher_repetition(
     top_limits: Array,
     repeated: Array,
     repeated_limits: Array,
-) -> Array:
-    rows = len(bounds) - 1
+    slots: Array,
+    spans: Array,
+    hashes: Array,
+    sums: Array,
+    scales: Array,
+    tally: Array,
+    places: Array,
+    lengths: Array,
+    joined: Array,
+    codes: Array,
+) -> None:
+    """Codes of the rows; the arrays between limits and codes are `_workspace`."""
     one: Any = np.int64(1)  # not literals, for each of which numba would compile `repeated_pieces`
     two: Any = np.int64(2)
-    codes = np.zeros(rows, np.uint8)
-    longest, most = 0, 0
-    for row in range(rows):
-        begin, stop = bounds[row], bounds[row + 1]
-        newlines = 0
-        for at in range(begin, stop):
-            newlines += data[at] == 10
-        longest = max(longest, newlines + 1)
-        most = max(most, firsts[row + 1] - firsts[row])
-    slots = np.empty(table_size(max(longest, most)), np.int32)
-    spans = np.empty((longest + 1, 2), np.int64)
-    tally = np.empty(most + 1, np.int32)
-    hashes = np.empty(most, np.uint64)
-    sums, scales = np.empty(most + 1, np.uint64), np.empty(most + 1, np.uint64)
-    places = np.empty(most + 1, np.int32)
-    lengths = np.empty(most + 1, np.int32)
-    for row in range(rows):
+    for row in range(len(codes)):
         begin, stop = bounds[row], bounds[row + 1]
         if begin == stop:
             codes[row] = 1
@@ -398,7 +419,7 @@ def gopher_repetition(
             codes[row] = 5
             continue
         words = firsts[row + 1] - firsts[row]
-        joined = join_words(data, begin, starts, ends, firsts[row], words, places, lengths, sums, scales)
+        join_words(data, begin, starts, ends, firsts[row], words, places, lengths, sums, scales, joined)
         for i in range(len(top)):
             n, grams = top[i], words - top[i] + 1
             if grams > 0:
@@ -417,23 +438,18 @@ def gopher_repetition(
                 if found / characters > repeated_limits[i]:
                     codes[row] = 6 + len(top) + i
                     break
-    return codes
 
 
 @kernel()
 def join_words(
     data: Array, begin: int, starts: Array, ends: Array, first: int, words: int, places: Array, lengths: Array,
-    sums: Array, scales: Array,
-) -> Array:  # fmt: skip
+    sums: Array, scales: Array, joined: Array,
+) -> None:  # fmt: skip
     """The words of a row without what is between them, and where each begins, in bytes and in characters.
 
     `sums` are of byte times BASE ** place, `scales` are BASE ** -place, so that a difference of sums, scaled, hashes
     any stretch of words in one step.
     """
-    total = 0
-    for i in range(words):
-        total += ends[first + i] - starts[first + i]
-    joined = np.empty(total, np.uint8)
     at, characters = 0, 0
     power, scale, hashed = np.uint64(1), np.uint64(1), np.uint64(0)
     for i in range(words):
@@ -447,7 +463,6 @@ def join_words(
             scale *= INVERSE
             at += 1
     places[words], lengths[words], sums[words], scales[words] = at, characters, hashed, scale
-    return joined
 
 
 @kernel()
@@ -464,8 +479,8 @@ def top_gram(
     joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array, tally: Array
 ) -> int:
     """Characters in all occurrences of the most frequent n-gram (the first of them), spaces between words included."""
-    size = table_size(grams)
-    slots[:size] = -1
+    size = slots_for(grams)
+    clear(slots, size, -1)
     for i in range(grams):
         slot = np.int64(hashes[i] & np.uint64(size - 1))
         while slots[slot] >= 0:
@@ -499,8 +514,8 @@ def repeated_grams(
     joined: Array, n: int, grams: int, hashes: Array, places: Array, lengths: Array, slots: Array
 ) -> int:
     """Characters in n-grams that came before, not counting any word twice. Grams are compared without their gaps."""
-    size = table_size(grams)
-    slots[:size] = -1
+    size = slots_for(grams)
+    clear(slots, size, -1)
     characters = 0
     i = 0
     while i < grams:

@@ -11,6 +11,7 @@ code one in a thousand: punctuation that looks like an emoticon is cut in two.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable
 from typing import Any, Literal, TypeAlias
 
@@ -35,7 +36,6 @@ from penstock.corpus.quality.characters import (
     Array,
     code_at,
     code_before,
-    grown,
     is_digit,
     kinds,
     same,
@@ -128,6 +128,7 @@ def _capitalised(word: str) -> str:
 
 LONGEST_EXCEPTION = 20
 """In bytes: longer stretches need not be looked up."""
+SLOTS = 4096
 
 
 def as_words(words: str) -> WordRule:
@@ -154,32 +155,46 @@ def packed(texts: Iterable[str]) -> tuple[Array, Array]:
 
 def word_spans(text: pa.Array, words: WordRule) -> tuple[Array, Array, Array]:
     """Start and end of every word, in bytes from the start of its row, and the number of each row's first word."""
-    data, bounds = as_bytes(text)
-    return split_rows(data, bounds, words == "english", kinds(), exception_table())
+    return words_between(*as_bytes(text), words == "english")
+
+
+def words_between(data: Array, bounds: Array, english: bool) -> tuple[Array, Array, Array]:
+    """`word_spans` of rows that are given as bytes."""
+    rows, row = len(bounds) - 1, 0
+    starts, ends = np.empty(len(data) // 4 + 64, np.int32), np.empty(len(data) // 4 + 64, np.int32)
+    firsts = np.zeros(rows + 1, np.int64)
+    while True:
+        row = split_rows(data, bounds, row, english, kinds(), exception_table(), starts, ends, firsts)
+        if row == rows:
+            return starts[: firsts[-1]], ends[: firsts[-1]], firsts
+        starts, ends = np.concatenate([starts, starts]), np.concatenate([ends, ends])  # twice the room
 
 
 @functools.cache
-def exception_table() -> tuple[Array, ...]:
-    """Tables of the English rules for the kernels: a hash table of exceptions, their words, and units."""
-    cuts = exceptions()
-    texts, bounds = packed(cuts)
-    slots = np.full(4096, -1, np.int32)
-    lengths = np.zeros((len(cuts), 4), np.int64)
-    by_first_byte = np.zeros(256, np.int64)  # a bit for every length there is: most words need no look at the table
-    for number, (word, pieces) in enumerate(cuts.items()):
+def exception_table() -> Array:
+    """The English rules for the kernels, in one array, since every array in a call has its cost.
+
+    For every first byte a bit for each length there is, so that most words need no look at the rest; SLOTS places of a
+    hash table of exceptions; units, each after its length, and a 0; exceptions, each after its length and the lengths
+    of at most four words.
+    """
+    entries: list[int] = []
+    for unit in [*UNITS, *CURRENCY_SIGNS, "US$", "C$", "A$"]:
+        entries += [len(unit.encode()), *unit.encode()]
+    entries.append(0)
+    table = np.zeros(256 + SLOTS, np.int32)
+    for word, pieces in exceptions().items():
         encoded = word.encode()
         assert len(encoded) <= LONGEST_EXCEPTION, word
-        by_first_byte[encoded[0]] |= 1 << len(encoded)
-        slot = _fnv(encoded) % len(slots)
-        while slots[slot] >= 0:
-            slot = (slot + 1) % len(slots)
-        slots[slot] = number
-        done = 0
-        for i, length in enumerate(pieces):
-            lengths[number, i] = len(word[done : done + length].encode())
-            done += length
-    units = packed([*UNITS, *CURRENCY_SIGNS, "US$", "C$", "A$"])
-    return slots, texts, bounds, lengths, *units, by_first_byte
+        table[encoded[0]] |= 1 << len(encoded)
+        slot = _fnv(encoded) % SLOTS
+        while table[256 + slot]:
+            slot = (slot + 1) % SLOTS
+        table[256 + slot] = len(table) + len(entries)
+        ends = [*itertools.accumulate(pieces, initial=0)]
+        cuts = [len(word[start:end].encode()) for start, end in itertools.pairwise(ends)]
+        entries += [len(encoded), *(cuts + 3 * [0])[:4], *encoded]
+    return np.concatenate([table, np.array(entries, np.int32)])
 
 
 def _fnv(data: bytes) -> int:
@@ -268,18 +283,26 @@ def is_dotted_quad(data: Array, start: int, stop: int) -> bool:
     return dots == 3 and digits > 0
 
 
-@kernel(plain=4 * PLAIN)  # each filter splits the rows anew
-def split_rows(data: Array, bounds: Array, english: bool, kinds: Array, exceptions: Any) -> tuple[Array, Array, Array]:
-    """The words of all rows: starts, ends, and for each row the number of its first word."""
-    rows = len(bounds) - 1
-    starts = np.empty(len(data) // 4 + 64, np.int32)
-    ends = np.empty(len(data) // 4 + 64, np.int32)
-    firsts = np.zeros(rows + 1, np.int64)
-    n: Any = np.int64(0)  # not a literal, for whose type numba would compile all of the below once more
-    for row in range(rows):
-        starts, ends, n = split_row(data, bounds[row], bounds[row + 1], english, kinds, exceptions, starts, ends, n)
-        firsts[row + 1] = n
-    return starts[:n], ends[:n], firsts
+@kernel(plain=8 * PLAIN)  # each filter splits the rows anew
+def split_rows(
+    data: Array,
+    bounds: Array,
+    row: int,
+    english: bool,
+    kinds: Array,
+    exceptions: Array,
+    starts: Array,
+    ends: Array,
+    firsts: Array,
+) -> int:
+    """The words from `row` on: starts, ends, and the number of each row's first. Returns the row that has no room."""
+    while row < len(bounds) - 1:
+        n = split_row(data, bounds[row], bounds[row + 1], english, kinds, exceptions, starts, ends, firsts[row])
+        if n < 0:
+            break
+        row += 1
+        firsts[row] = n
+    return row
 
 
 @kernel()
@@ -289,17 +312,17 @@ def split_row(
     stop: int,
     english: bool,
     kinds: Array,
-    exceptions: Any,
+    exceptions: Array,
     starts: Array,
     ends: Array,
     n: int,
-) -> tuple[Array, Array, int]:
-    """Append the words of one row; the arrays grow when they are full."""
+) -> int:
+    """Append the words of one row; returns their number, or -1 if there is no room."""
     at = begin
     while True:
         at = skip_spaces(data, at, stop, kinds)
         if at == stop:
-            return starts, ends, n
+            return n
         first = at
         digits = 0
         others = 0  # characters that are neither ASCII letters nor digits: no more than twice as many words
@@ -320,7 +343,7 @@ def split_row(
                 at += width
         room = n + (min(2 * others + 6, at - first + 1) if english else 1)
         if room > len(starts):
-            starts, ends = grown(starts, n, room), grown(ends, n, room)
+            return -1
         # Most stretches are nothing but letters: the rules leave them whole, and only exceptions split them.
         if english and (others or digits or exception_at(data, first, at, exceptions) >= 0):
             n = split_stretch(data, begin, first, at, kinds, exceptions, starts, ends, n)
@@ -331,7 +354,7 @@ def split_row(
 
 @kernel()
 def split_stretch(
-    data: Array, begin: int, start: int, stop: int, kinds: Array, exceptions: Any, starts: Array, ends: Array, n: int
+    data: Array, begin: int, start: int, stop: int, kinds: Array, exceptions: Array, starts: Array, ends: Array, n: int
 ) -> int:
     """The English words of a stretch without whitespace."""
     special = exception_at(data, start, stop, exceptions)
@@ -354,7 +377,8 @@ def split_stretch(
         special = exception_at(data, start, stop, exceptions)
     middle = n
     if special >= 0:
-        for length in exceptions[3][special]:
+        for i in range(special + 1, special + 5):
+            length = exceptions[i]
             if length:
                 starts[n], ends[n] = start - begin, start + length - begin
                 n += 1
@@ -439,7 +463,7 @@ def prefix_length(data: Array, start: int, stop: int, kinds: Array) -> int:
 
 
 @kernel()
-def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: Any) -> int:
+def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: Array) -> int:
     code, width = code_before(data, start, stop)
     kind = kinds[code]
     before, before_width = 0, 0
@@ -462,13 +486,13 @@ def suffix_length(data: Array, start: int, stop: int, kinds: Array, exceptions: 
         return 1 + before_width
     if code == 43:
         return 1 if before_width and is_digit(before) else 0
-    units, unit_bounds = exceptions[4], exceptions[5]
     for length in range(min(8, stop - start - 1), 0, -1):
         if is_digit(data[stop - length - 1]):
-            for unit in range(len(unit_bounds) - 1):
-                first = unit_bounds[unit]
-                if unit_bounds[unit + 1] - first == length and same(data, stop - length, units, first, length):
+            unit = 256 + SLOTS
+            while exceptions[unit]:
+                if exceptions[unit] == length and same(data, stop - length, exceptions, unit + 1, length):
                     return length
+                unit += exceptions[unit] + 1
     return 0
 
 
@@ -529,19 +553,17 @@ def infix_length(data: Array, start: int, at: int, stop: int, code: int, width: 
 
 
 @kernel()
-def exception_at(data: Array, start: int, stop: int, exceptions: Any) -> int:
-    """The number of the exception that is exactly these bytes, or -1."""
-    slots, texts, bounds = exceptions[0], exceptions[1], exceptions[2]
+def exception_at(data: Array, start: int, stop: int, exceptions: Array) -> int:
+    """The place in `exceptions` of the one that is exactly these bytes, or -1."""
     length = stop - start
-    if length > LONGEST_EXCEPTION or length == 0 or not exceptions[6][data[start]] & (1 << length):
+    if length > LONGEST_EXCEPTION or length == 0 or not exceptions[data[start]] & (1 << length):
         return -1
-    slot = np.int64(fnv(data, start, stop) & np.uint64(len(slots) - 1))
-    while slots[slot] >= 0:
-        number = slots[slot]
-        first = bounds[number]
-        if bounds[number + 1] - first == length and same(data, start, texts, first, length):
-            return int(number)
-        slot = (slot + 1) & (len(slots) - 1)
+    slot = np.int64(fnv(data, start, stop) & np.uint64(SLOTS - 1))
+    while exceptions[256 + slot]:
+        found = int(exceptions[256 + slot])
+        if exceptions[found] == length and same(data, start, exceptions, found + 5, length):
+            return found
+        slot = (slot + 1) & (SLOTS - 1)
     return -1
 
 
