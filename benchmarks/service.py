@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--tokens", type=lambda text: int(float(text)), default=50_000_000)
-    parser.add_argument("--store", type=Path, default=Path(".data/service.store"))
+    parser.add_argument("--store", type=Path, default=Path(__file__).parent / ".data" / "service.store")
     parser.add_argument("--json", action="store_true")
     for name in ("--measure", "--address", "--rank", "--world-size"):  # of a measured process
         kind: dict[str, Any] = {"action": "store_true"} if name == "--measure" else {"default": ""}
