@@ -188,7 +188,6 @@ def line_chart(
     label: str,
     x_label: str = "",
     unit: str = "",
-    log: bool = False,
     dashed: Sequence[str] = (),
     high: float | None = None,
 ) -> Html:
@@ -201,7 +200,7 @@ def line_chart(
     if not drawn:
         return element("p", "Nothing to show.", class_="note plain")
     across = Scale(min(float(xs.min()) for xs, _ in drawn.values()), max(float(xs.max()) for xs, _ in drawn.values()))
-    up = _y_scale([ys for _, ys in drawn.values()], log=log, high=high)
+    up = _y_scale([ys for _, ys in drawn.values()], high)
     lines: list[Html] = []
     points: list[Html] = []
     for own, (name, pair) in enumerate(drawn.items()):
@@ -221,7 +220,6 @@ def stacked_areas(
     *,
     label: str,
     x_label: str = "",
-    unit: str = "",
     share: bool = False,
 ) -> Html:
     """Areas on top of each other; with `share`, of the sum at each x, up to 100%."""
@@ -245,7 +243,7 @@ def stacked_areas(
         back = [f"{1000 * across(x):.1f},{1000 - 1000 * up(y):.1f}" for x, y in zip(steps[::-1], under[::-1])]
         areas.append(element("polygon", points=" ".join(there + back), class_=f"area s{own % SERIES + 1}"))
         for at in np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_TIPS // 2)).astype(int)).tolist():
-            value = f"{shown_number(float(stacked[own, at]))}{'%' if share else _unit(unit)}"
+            value = f"{shown_number(float(stacked[own, at]))}{'%' if share else ''}"
             tip = f"{name}, {x_label} {shown_number(steps[at])}: {value}"
             points.append(_point(_place(across(steps[at])), up(float(tops[own, at])), tip, own))
     return Html(legend(_names(series)) + _svg([*_axes(across, up, x_label), _plane(areas), *points], label))
@@ -328,12 +326,8 @@ def _place(share: float) -> float:
     return _LEFT + share * (100 - _LEFT)
 
 
-def _y_scale(series: Sequence[np.ndarray[Any, Any]], *, log: bool, high: float | None) -> Scale:
+def _y_scale(series: Sequence[np.ndarray[Any, Any]], high: float | None) -> Scale:
     top = max(float(ys.max()) for ys in series) if high is None else high
-    if log:
-        positive = [float(ys[ys > 0].min()) for ys in series if (ys > 0).any()]
-        low = min(positive, default=1.0)
-        return Scale(low, max(top, low * 10), True)
     low = min(0.0, *(float(ys.min()) for ys in series))
     return Scale(low, top if top > low else low + 1)
 

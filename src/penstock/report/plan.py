@@ -24,12 +24,12 @@ _MIXTURE_POINTS = 50
 _GRID = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,19rem),1fr));gap:0 1.5rem"
 
 
-def plan_sections(config: LoaderConfig, *, steps: int | None = None) -> list[Section]:
+def plan_sections(config: LoaderConfig) -> list[Section]:
     """Sections of the plan of a loader's file."""
     with open_planned(config) as loader:
         if any(isinstance(source.inputs.table, PairTable) for source in loader.sources):
             return [*_pairs(loader), settings_section(config)]
-        return [*figure_sections(figures_of(config, loader, steps=steps)), settings_section(config)]
+        return [*figure_sections(figures_of(config, loader)), settings_section(config)]
 
 
 def open_planned(config: LoaderConfig) -> DataLoader:
@@ -42,10 +42,10 @@ def open_planned(config: LoaderConfig) -> DataLoader:
     return open_rank(config)
 
 
-def figures_of(config: LoaderConfig, loader: DataLoader, *, steps: int | None = None) -> PlanFigures:
+def figures_of(config: LoaderConfig, loader: DataLoader) -> PlanFigures:
     """Figures of a file's loader, for as many epochs as the file says."""
     backend = str(config.arguments.get("backend") or "torch")
-    return plan_figures(loader, config.epochs, steps=steps, backend=backend)
+    return plan_figures(loader, config.epochs, backend=backend)
 
 
 def figure_sections(figures: PlanFigures) -> list[Section]:
