@@ -7,9 +7,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from penstock.connections.redis import REDIS_SCHEMES, RedisCache
 from penstock.errors import ConfigError
@@ -19,6 +19,7 @@ from penstock.files.listing import PathLike
 from penstock.files.objects import open_bucket
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 CacheSpec: TypeAlias = PathLike | CacheBackend
 """A shared cache: its URL or directory, or an object with the methods of `CacheBackend`."""
 _DISK_LIMIT = "1 TiB"
@@ -76,39 +77,33 @@ class SharedCache:
         return self.readable and time.monotonic() >= self._write_again
 
     def get(self, key: str) -> bytes | None:
-        if not self.readable:
-            return None
-        try:
-            return self.backend.get(key)
-        except OSError as error:
-            self._failed(error, reading=True)
-            return None
+        return self._read(self.backend.get, key)
 
     def put(self, key: str, data: bytes) -> bool:
-        if not self.writable:
-            return False
-        try:
-            self.backend.put(key, data)
-        except (OSError, ConfigError) as error:
-            self._failed(error, reading=isinstance(error, (ConnectionError, TimeoutError)))
-            return False
-        return True
+        return self._write(self.backend.put, key, data) is not False
 
     def stat(self, key: str) -> CacheEntry | None:
+        return self._read(self.backend.stat, key)
+
+    def delete(self, key: str) -> bool:
+        return self._write(self.backend.delete, key) is True
+
+    def _read(self, ask: Callable[[str], Answer | None], key: str) -> Answer | None:
         if not self.readable:
             return None
         try:
-            return self.backend.stat(key)
+            return ask(key)
         except OSError as error:
             self._failed(error, reading=True)
             return None
 
-    def delete(self, key: str) -> bool:
+    def _write(self, ask: Callable[..., object], *arguments: object) -> object:
+        """The answer, or False if there is none."""
         if not self.writable:
             return False
         try:
-            return self.backend.delete(key)
-        except OSError as error:
+            return ask(*arguments)
+        except (OSError, ConfigError) as error:
             self._failed(error, reading=isinstance(error, (ConnectionError, TimeoutError)))
             return False
 
