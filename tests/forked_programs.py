@@ -6,19 +6,21 @@ it every time. A forked process is like any other: it has a process id and an ex
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import runpy
 import signal
 import subprocess
 import sys
+import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ForkedProgram", "run_script"]
+__all__ = ["ForkedProgram", "run_ranks", "run_script"]
 
 PRELOADED = [
     *("penstock.loaders", "penstock.fsqueue", "penstock.sources", "penstock.sinks", "penstock.transforms"),
@@ -103,6 +105,31 @@ def run_script(
         return program.wait(timeout), said.read_text(encoding="utf-8")
     finally:
         program.close()
+
+
+def run_ranks(
+    script: Path, arguments: Sequence[Sequence[str]], environments: Sequence[Mapping[str, str]], *, timeout: float
+) -> list[Any]:
+    """Run a script once for each rank, all at once; what each wrote to `<rank>.json` beside the script."""
+    home = script.parent
+    quiet = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
+    errors = [home / f"{rank}.err" for rank in range(len(arguments))]
+    processes: list[ForkedProgram] = []
+    deadline = time.monotonic() + timeout
+    try:
+        for words, own, error in zip(arguments, environments, errors, strict=True):
+            environment = {**os.environ, **quiet, "OMP_NUM_THREADS": "1", **own}
+            processes.append(ForkedProgram(script, *words, said=error, environment=environment))
+        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
+            time.sleep(0.02)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait(timeout)
+    assert [process.returncode for process in processes] == [0] * len(arguments), [
+        error.read_text() for error in errors
+    ]
+    return [json.loads((home / f"{rank}.json").read_text()) for rank in range(len(arguments))]
 
 
 def _run(

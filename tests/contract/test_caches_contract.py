@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from tests.servers import RedisServer
 
 from penstock.connections.redis import RedisCache
-from penstock.connections.shared_cache import open_cache
+from penstock.connections.shared_cache import ObjectCache, open_cache
 from penstock.errors import ConfigError
 from penstock.files.cache import CacheBackend, DiskCache
-from penstock.files.object_cache import ObjectCache
 
 KINDS = ["disk", "redis", "redis, in parts", "object store"]
 KEYS = st.text("0123456789abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=3)

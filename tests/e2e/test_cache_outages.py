@@ -14,9 +14,7 @@ from tests.servers import BUCKET, KILLS, Proxy, RedisServer, S3Server, environme
 from penstock.connections import redis as redis_connections
 from penstock.connections import shared_cache as shared_caches
 from penstock.connections.redis import RedisCache
-from penstock.connections.shared_cache import SharedCache, open_cache
-from penstock.files import object_cache
-from penstock.files.object_cache import ObjectCache
+from penstock.connections.shared_cache import ObjectCache, SharedCache, open_cache
 from penstock.loaders import PretrainDataLoader
 from penstock.store import shared_files
 
@@ -28,7 +26,7 @@ SECRET = "hunter2-51d3"
 @pytest.fixture(autouse=True)
 def _small_and_fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(shared_files, "PART_BYTES", 8000)
-    monkeypatch.setattr(object_cache, "_RETRY_SECONDS", 1.0)
+    monkeypatch.setattr(shared_caches, "_RETRY_SECONDS", 1.0)
     yield
     shared_caches._of_url.cache_clear()
 
@@ -221,7 +219,7 @@ def test_a_stalled_object_store_is_given_up(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(object_cache, "_RETRY_SECONDS", 0.2)
+    monkeypatch.setattr(shared_caches, "_RETRY_SECONDS", 0.2)
     with Proxy(s3.port, latency_seconds=1000.0) as proxy:
         for name, value in environment_of(proxy.endpoint).items():
             monkeypatch.setenv(name, value)

@@ -6,7 +6,6 @@ import copy
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,11 +26,9 @@ from tests.trainer_runs import (
     ids,
     run_hf,
     tiny_llama,
-    write_stores,
 )
 
 from penstock import (
-    ConversationDataLoader,
     DataLoader,
     MixedDataLoader,
     PreferenceDataLoader,
@@ -42,40 +39,7 @@ from penstock import (
 from penstock.errors import ConfigError, ResumeError
 
 torch = LazyModule("torch")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny models are no faster on two, and several processes run at once here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`text` has rows of tokens; `chats` knows which of them are to be learned."""
-    return write_stores(tmp_path_factory.mktemp("stores"))
-
-
-@pytest.fixture
-def chopped(stores: Path) -> Make:
-    return lambda: PretrainDataLoader(stores / "text", chunk_size=16, batch_size=4)
-
-
-@pytest.fixture
-def packed(stores: Path) -> Make:
-    return lambda: ConversationDataLoader(
-        stores / "chats", max_length=32, packing="best_fit", padding_free=True, batch_size=3
-    )
-
-
-@pytest.fixture
-def mixed(stores: Path) -> Make:
-    return lambda: MixedDataLoader(
-        {"text": stores / "text", "chats": stores / "chats"}, {"text": 0.7, "chats": 0.3}, chunk_size=16, batch_size=6
-    )
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_the_hugging_face_trainer_counts_the_epochs_of_the_loader(mixed: Make, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import runpy
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from tests.trainer_runs import (
     ids,
     run_hf,
     tiny_llama,
-    write_stores,
 )
 
 from penstock import (
@@ -44,43 +42,10 @@ from penstock.loaders.adapters import RepeatLoader
 torch = LazyModule("torch")
 # Workers that are forked from a process in which another test has started JAX, or a thread.
 pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
     pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning"),
     pytest.mark.filterwarnings(r"ignore:This process .* is multi-threaded, use of fork:DeprecationWarning"),
 ]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Tiny models are no faster on two, and several processes run at once here."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`text` has rows of tokens; `chats` knows which of them are to be learned."""
-    return write_stores(tmp_path_factory.mktemp("stores"))
-
-
-@pytest.fixture
-def chopped(stores: Path) -> Make:
-    return lambda: PretrainDataLoader(stores / "text", chunk_size=16, batch_size=4)
-
-
-@pytest.fixture
-def packed(stores: Path) -> Make:
-    return lambda: ConversationDataLoader(
-        stores / "chats", max_length=32, packing="best_fit", padding_free=True, batch_size=3
-    )
-
-
-@pytest.fixture
-def mixed(stores: Path) -> Make:
-    return lambda: MixedDataLoader(
-        {"text": stores / "text", "chats": stores / "chats"}, {"text": 0.7, "chats": 0.3}, chunk_size=16, batch_size=6
-    )
 
 
 # A plain loop

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import shutil
+import subprocess
 import sys
 import tomllib
 from collections import Counter, defaultdict
@@ -22,6 +24,7 @@ MOST_PARAMETERS = 12
 MOST_OPTIONS = 30
 MOST_METHODS = 20
 MOST_TOP_LEVEL_NAMES = 50
+MOST_BYTES_OF_A_FILE = 1_000_000
 
 GERUNDS = {
     *("balancing", "batching", "filtering", "formatting", "listing", "mixing", "packing", "sharding", "streaming"),
@@ -167,6 +170,18 @@ def test_what_is_in_order_is_no_longer_excused() -> None:
     assert not GERUNDS - modules, "take these out of GERUNDS"
     classes = {node.name for tree in trees().values() for node in tree.body if isinstance(node, ast.ClassDef)}
     assert not MANY_FIELDS.keys() - classes, "take these out of MANY_FIELDS"
+
+
+def test_no_large_file_is_tracked() -> None:
+    top = ROOT.parents[1]
+    if not (top / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("this is not a git checkout")
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=top, capture_output=True)
+    if listed.returncode:
+        pytest.skip(listed.stderr.decode())
+    files = [top / name for name in listed.stdout.decode().split("\0") if name]
+    assert Path(__file__) in files
+    assert not [file for file in files if file.is_file() and file.stat().st_size > MOST_BYTES_OF_A_FILE]
 
 
 def test_the_forge_tests_every_version_that_the_package_names() -> None:

@@ -206,8 +206,6 @@ def _lines(described: PipelineFile, extent: Extent, columns: ColumnCheck, *, els
 class ColumnCheck:
     """Result of checking the columns that steps name."""
 
-    checked_steps: int = 0
-    """Number of steps, from the first on, whose columns exist."""
     unknown: str | None = None
     """Reason why the columns after them are unknown; None if all steps were checked."""
     columns: list[str] = field(default_factory=list)
@@ -251,7 +249,6 @@ def check_columns(described: PipelineFile, problems: Problems, *, scan: bool = T
             except (PenstockError, KeyError, pa.ArrowInvalid, pa.ArrowKeyError, pa.ArrowNotImplementedError) as error:
                 problems.add(where, str(error))
                 continue
-        found.checked_steps += 1
     found.columns = batch.schema.names
     return found
 

@@ -7,18 +7,19 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from penstock.connections.redis import REDIS_SCHEMES, RedisCache
 from penstock.errors import ConfigError
-from penstock.files.cache import CacheBackend, CacheEntry, DiskCache
-from penstock.files.filesystems import is_object_url, is_remote, require_local, scheme_of, shown
+from penstock.files.cache import SEAL_BYTES, CacheBackend, CacheEntry, DiskCache, check_key, sealed, unsealed
+from penstock.files.filesystems import cut, is_object_url, is_remote, require_local, scheme_of, shown
 from penstock.files.listing import PathLike
-from penstock.files.object_cache import ObjectCache
+from penstock.files.objects import open_bucket
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 CacheSpec: TypeAlias = PathLike | CacheBackend
 """A shared cache: its URL or directory, or an object with the methods of `CacheBackend`."""
 _DISK_LIMIT = "1 TiB"
@@ -76,39 +77,33 @@ class SharedCache:
         return self.readable and time.monotonic() >= self._write_again
 
     def get(self, key: str) -> bytes | None:
-        if not self.readable:
-            return None
-        try:
-            return self.backend.get(key)
-        except OSError as error:
-            self._failed(error, reading=True)
-            return None
+        return self._read(self.backend.get, key)
 
     def put(self, key: str, data: bytes) -> bool:
-        if not self.writable:
-            return False
-        try:
-            self.backend.put(key, data)
-        except (OSError, ConfigError) as error:
-            self._failed(error, reading=isinstance(error, (ConnectionError, TimeoutError)))
-            return False
-        return True
+        return self._write(self.backend.put, key, data) is not False
 
     def stat(self, key: str) -> CacheEntry | None:
+        return self._read(self.backend.stat, key)
+
+    def delete(self, key: str) -> bool:
+        return self._write(self.backend.delete, key) is True
+
+    def _read(self, ask: Callable[[str], Answer | None], key: str) -> Answer | None:
         if not self.readable:
             return None
         try:
-            return self.backend.stat(key)
+            return ask(key)
         except OSError as error:
             self._failed(error, reading=True)
             return None
 
-    def delete(self, key: str) -> bool:
+    def _write(self, ask: Callable[..., object], *arguments: object) -> object:
+        """The answer, or False if there is none."""
         if not self.writable:
             return False
         try:
-            return self.backend.delete(key)
-        except OSError as error:
+            return ask(*arguments)
+        except (OSError, ConfigError) as error:
             self._failed(error, reading=isinstance(error, (ConnectionError, TimeoutError)))
             return False
 
@@ -145,3 +140,57 @@ def shared_cache(spec: CacheSpec) -> SharedCache:
 @functools.lru_cache(maxsize=64)
 def _of_url(url: str, process: int) -> SharedCache:
     return SharedCache(open_cache(url))
+
+
+_RETRY_SECONDS = 3.0
+"""Longest time in which a request is tried again: what a cache does not answer is made again anyway."""
+_FOLDER = "cache"
+
+
+class ObjectCache:
+    """Entries as objects below a URL, such as `s3://bucket/prefix`, each with its checksum at the end.
+
+    A damaged entry counts as missing, is deleted and logged. Nothing is evicted: give the bucket a lifecycle rule for
+    objects below `prefix/cache/`. The time of an entry is that of its last write.
+    """
+
+    def __init__(self, url: PathLike) -> None:
+        self.url = shown(cut(str(url))[0])
+        """Address without options and passwords."""
+        self._bucket, prefix = open_bucket(url, retry_seconds=_RETRY_SECONDS)
+        self._prefix = "/".join(filter(None, (prefix, _FOLDER)))
+
+    def get(self, key: str) -> bytes | None:
+        try:
+            data = self._bucket.read(self._name(key))
+        except FileNotFoundError as error:
+            if str(error).startswith("no such bucket"):
+                raise
+            return None
+        content = unsealed(key, data)
+        if content is None:
+            log.warning("%s in %s is damaged: its content does not match its checksum; it is deleted", key, self.url)
+            self._bucket.delete(self._name(key))
+        return content
+
+    def put(self, key: str, data: bytes) -> None:
+        self._bucket.write(self._name(key), sealed(key, data))
+
+    def delete(self, key: str) -> bool:
+        there = self.stat(key) is not None
+        self._bucket.delete(self._name(key))
+        return there
+
+    def stat(self, key: str) -> CacheEntry | None:
+        info = self._bucket.info(self._name(key))
+        return None if info is None else CacheEntry(key, info.size - SEAL_BYTES, info.modified_ns / 1e9)
+
+    def entries(self) -> Iterator[CacheEntry]:
+        for info in self._bucket.objects(f"{self._prefix}/"):
+            yield CacheEntry(info.key.rpartition("/")[2], info.size - SEAL_BYTES, info.modified_ns / 1e9)
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}/{check_key(key)}"
+
+    def __repr__(self) -> str:
+        return f"ObjectCache({self.url!r})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +17,41 @@ from penstock.files.states import StateFormat
 from penstock.memory.views import MappedFile
 from penstock.pipeline.checkpoint import schema_from_text, schema_to_text
 from penstock.pipeline.stages import Origin, Sink, Source, State
-from penstock.sinks.file_sink import FileSink, Writer
+from penstock.sinks.file_sink import FileSink
 from penstock.store.shard_writer import plain_batch, plain_schema, row_bytes
 
 _STATE = StateFormat("parts of a job", "the parts of a job", fields={"part": (int,), "row": (int,)})
 
 
-class PartSink(Sink):
+class _PartFile(Sink):
+    """Rows of a task in a file that is made with the first batch."""
+
+    _path: Path
+    _file: Any = None
+    _writer: Any = None
+
+    def flush(self) -> None:
+        """Rows of the next split may follow."""
+
+    def close(self) -> None:
+        """Complete the file; one without a batch is empty."""
+        if self._writer is None:
+            self._path.touch()
+            return
+        self._writer.close()
+        self._file.close()
+
+    def release(self) -> None:
+        """Close the file, complete or not."""
+        if self._file is not None:
+            self._file.close()
+
+
+class PartSink(_PartFile):
     """Rows of a task, as an Arrow stream in a file; optionally with the bytes of each row as a store counts them."""
 
     def __init__(self, path: Path, *, measure: bool = False) -> None:
         self._path, self._measure = path, measure
-        self._file: Any = None
-        self._writer: Any = None
         self.schema: pa.Schema | None = None
         self.rows = self.nbytes = 0
         self.sizes: list[npt.NDArray[np.int64]] = []
@@ -47,33 +69,15 @@ class PartSink(Sink):
         if self._measure:
             self.sizes.append(row_bytes(plain_batch(batch, plain_schema(batch.schema))))
 
-    def flush(self) -> None:
-        """Rows of the next split may follow."""
-
-    def close(self) -> None:
-        """Complete the file; one without columns is empty."""
-        if self._writer is None:
-            self._path.touch()
-            return
-        self._writer.close()
-        self._file.close()
-
-    def release(self) -> None:
-        """Close the file, complete or not."""
-        if self._file is not None:
-            self._file.close()
-
     def __repr__(self) -> str:
         return "the rows of a part"
 
 
-class EncodedSink(Sink):
+class EncodedSink(_PartFile):
     """Rows of a task as the bytes that a sink of text makes of them, without a header: parts are laid end to end."""
 
     def __init__(self, path: Path, encoder: FileSink) -> None:
         self._path, self._encoder = path, encoder
-        self._file: BinaryIO | None = None
-        self._writer: Writer | None = None
         self.schema: pa.Schema | None = None
         self.rows = self.nbytes = 0
 
@@ -86,21 +90,6 @@ class EncodedSink(Sink):
             self._writer.write(batch)
             self.rows += batch.num_rows
             self.nbytes += batch.nbytes
-
-    def flush(self) -> None:
-        """Rows of the next split may follow."""
-
-    def close(self) -> None:
-        if self._writer is None or self._file is None:
-            self._path.touch()
-            return
-        self._writer.close()
-        self._file.close()
-
-    def release(self) -> None:
-        """Close the file, complete or not."""
-        if self._file is not None:
-            self._file.close()
 
     def __repr__(self) -> str:
         return repr(self._encoder)

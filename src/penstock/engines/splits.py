@@ -124,7 +124,28 @@ def split_source(source: Any, split: InputSplit) -> RecordSplit | FileSplit | Ro
     return FileSplit(source, split) if isinstance(source, FileSource) else RowSplit(source, split)
 
 
-class RecordSplit(Source):
+class _PartOfFile(Source):
+    """Part of a file of a source: a source of that file alone, from a place on."""
+
+    _whole: Source
+    _alone: FileSource | RecordSource
+
+    def fit_budget(self, nbytes: int) -> None:
+        fit = getattr(self._alone, "fit_budget", None)
+        if fit is not None:
+            fit(nbytes)
+
+    def memory_usage(self) -> int:
+        return self._alone.memory_usage()
+
+    def close(self) -> None:
+        self._alone.close()
+
+    def __repr__(self) -> str:
+        return stage_name(self._whole)
+
+
+class RecordSplit(_PartOfFile):
     """Records of one file that begin within a range of its bytes."""
 
     def __init__(self, source: RecordSource, split: InputSplit) -> None:
@@ -180,20 +201,8 @@ class RecordSplit(Source):
         self.records = self.records if place.file else place.row
         return reason
 
-    def fit_budget(self, nbytes: int) -> None:
-        self._alone.fit_budget(nbytes)
 
-    def memory_usage(self) -> int:
-        return self._alone.memory_usage()
-
-    def close(self) -> None:
-        self._alone.close()
-
-    def __repr__(self) -> str:
-        return stage_name(self._whole)
-
-
-class FileSplit(Source):
+class FileSplit(_PartOfFile):
     """Rows of one columnar file from row to row."""
 
     records = None
@@ -216,20 +225,6 @@ class FileSplit(Source):
 
     def skip_file(self) -> str:
         return self._alone.skip_file()
-
-    def fit_budget(self, nbytes: int) -> None:
-        fit = getattr(self._alone, "fit_budget", None)
-        if fit is not None:
-            fit(nbytes)
-
-    def memory_usage(self) -> int:
-        return self._alone.memory_usage()
-
-    def close(self) -> None:
-        self._alone.close()
-
-    def __repr__(self) -> str:
-        return stage_name(self._whole)
 
 
 class RowSplit(Source):

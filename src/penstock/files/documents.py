@@ -37,21 +37,21 @@ def read_document(path: Path, *, such_as: str, name: str | None = None) -> dict[
     return tree
 
 
-def set_value(tree: dict[str, Any], assignment: str, *, known: Collection[str], option: str = "--set") -> None:
+def set_value(tree: dict[str, Any], assignment: str, *, known: Collection[str]) -> None:
     """Apply one `a.b.0.c=value` in place. The value is YAML, a number is an index into a list.
 
-    A mapping on the way that is missing is made; the first key must be one of `known`. `option` is how errors call it.
+    A mapping on the way that is missing is made; the first key must be one of `known`.
     """
     path, equals, text = assignment.partition("=")
     if not path.strip() or not equals:
-        raise ConfigError(f"{option}: expected a.b=value, got {assignment!r}")
+        raise ConfigError(f"--set: expected a.b=value, got {assignment!r}")
     keys = path.strip().split(".")
-    check_options(keys[:1], known, "key", where=f"{option} {path}")
+    check_options(keys[:1], known, "key", where=f"--set {path}")
     node: Any = tree
     for depth, key in enumerate(keys):
-        node, place = _place(node, key, f"{option} {path}", ".".join(keys[:depth]))
+        node, place = _place(node, key, f"--set {path}", ".".join(keys[:depth]))
         if depth == len(keys) - 1:
-            node[place] = _parsed(text, f"{option} {path}")
+            node[place] = _parsed(text, f"--set {path}")
             return
         if isinstance(node, dict) and node.get(place) is None:
             node[place] = {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import orjson
@@ -37,13 +37,13 @@ class DepthError(ValueError):
         super().__init__(f"nested deeper than {MAX_DEPTH} levels")
 
 
-class FloatText(float):
-    """A float that is written as the text it was read from."""
+class _Spelled:
+    """Number that is written as the text it was read from."""
 
     text: str
 
-    def __new__(cls, value: float, text: str) -> FloatText:
-        made = super().__new__(cls, value)
+    def __new__(cls, value: float, text: str) -> Self:
+        made = super().__new__(cls, value)  # type: ignore[call-arg]
         made.text = text
         return made
 
@@ -53,29 +53,18 @@ class FloatText(float):
     __repr__ = __str__
 
     def __format__(self, form: str) -> str:
-        return float(self).__format__(form) if form else self.text
+        return super().__format__(form) if form else self.text
+
+
+class FloatText(_Spelled, float):
+    """A float that is written as the text it was read from."""
 
     def __getnewargs__(self) -> tuple[float, str]:  # type: ignore[override]
         return float(self), self.text
 
 
-class IntText(int):
+class IntText(_Spelled, int):
     """An integer that is written as the text it was read from."""
-
-    text: str
-
-    def __new__(cls, value: int, text: str) -> IntText:
-        made = super().__new__(cls, value)
-        made.text = text
-        return made
-
-    def __str__(self) -> str:
-        return self.text
-
-    __repr__ = __str__
-
-    def __format__(self, form: str) -> str:
-        return int(self).__format__(form) if form else self.text
 
     def __getnewargs__(self) -> tuple[int, str]:  # type: ignore[override]
         return int(self), self.text

@@ -38,6 +38,8 @@ from penstock.types.conversion import in_words
 _PROVIDER_NAME = "Provider"
 _LOCATION = ("dataset", "data_root")
 _RATE_SECONDS = 5.0
+_EVERY_SECONDS, _IDLE_SECONDS = 5.0, 60.0
+"""Time between lines of progress, and between those that say that nothing was published."""
 _USAGE = "usage: python prepare.py CONFIG.py [--name=value ...] [--debug]"
 
 
@@ -219,9 +221,8 @@ def _with_remedy(broken_file: ConfigError, error: BaseException, home: Path) -> 
 class ProgressLines:
     """Progress on a terminal; elsewhere a line every few seconds, and fewer while nothing is published."""
 
-    def __init__(self, console: Console, *, every_seconds: float = 5.0, idle_seconds: float = 60.0) -> None:
+    def __init__(self, console: Console) -> None:
         self._console = console
-        self._every_seconds, self._idle_seconds = every_seconds, idle_seconds
         self._rate = _Rate()
         self._shown_at = 0.0
         self._shown_batches = -1
@@ -244,7 +245,7 @@ class ProgressLines:
             self._live.update(Text(line, style="cyan"), refresh=True)
             return
         batches = sum(progress.batches.values())
-        due = self._every_seconds if batches != self._shown_batches else self._idle_seconds
+        due = _EVERY_SECONDS if batches != self._shown_batches else _IDLE_SECONDS
         if progress.seconds - self._shown_at >= due:
             self._shown_at, self._shown_batches = progress.seconds, batches
             self._console.print(f"prepare.py: {line}", markup=False, highlight=False, soft_wrap=True)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.html.markup import Html, element, escape, shown_number
-from penstock.html.scales import Scale, short_number
 
 Numbers = Sequence[float] | np.ndarray[Any, Any]
 _HEIGHT = 200
@@ -188,7 +188,6 @@ def line_chart(
     label: str,
     x_label: str = "",
     unit: str = "",
-    log: bool = False,
     dashed: Sequence[str] = (),
     high: float | None = None,
 ) -> Html:
@@ -201,7 +200,7 @@ def line_chart(
     if not drawn:
         return element("p", "Nothing to show.", class_="note plain")
     across = Scale(min(float(xs.min()) for xs, _ in drawn.values()), max(float(xs.max()) for xs, _ in drawn.values()))
-    up = _y_scale([ys for _, ys in drawn.values()], log=log, high=high)
+    up = _y_scale([ys for _, ys in drawn.values()], high)
     lines: list[Html] = []
     points: list[Html] = []
     for own, (name, pair) in enumerate(drawn.items()):
@@ -221,7 +220,6 @@ def stacked_areas(
     *,
     label: str,
     x_label: str = "",
-    unit: str = "",
     share: bool = False,
 ) -> Html:
     """Areas on top of each other; with `share`, of the sum at each x, up to 100%."""
@@ -245,7 +243,7 @@ def stacked_areas(
         back = [f"{1000 * across(x):.1f},{1000 - 1000 * up(y):.1f}" for x, y in zip(steps[::-1], under[::-1])]
         areas.append(element("polygon", points=" ".join(there + back), class_=f"area s{own % SERIES + 1}"))
         for at in np.unique(np.linspace(0, len(steps) - 1, min(len(steps), _MOST_TIPS // 2)).astype(int)).tolist():
-            value = f"{shown_number(float(stacked[own, at]))}{'%' if share else _unit(unit)}"
+            value = f"{shown_number(float(stacked[own, at]))}{'%' if share else ''}"
             tip = f"{name}, {x_label} {shown_number(steps[at])}: {value}"
             points.append(_point(_place(across(steps[at])), up(float(tops[own, at])), tip, own))
     return Html(legend(_names(series)) + _svg([*_axes(across, up, x_label), _plane(areas), *points], label))
@@ -328,12 +326,8 @@ def _place(share: float) -> float:
     return _LEFT + share * (100 - _LEFT)
 
 
-def _y_scale(series: Sequence[np.ndarray[Any, Any]], *, log: bool, high: float | None) -> Scale:
+def _y_scale(series: Sequence[np.ndarray[Any, Any]], high: float | None) -> Scale:
     top = max(float(ys.max()) for ys in series) if high is None else high
-    if log:
-        positive = [float(ys[ys > 0].min()) for ys in series if (ys > 0).any()]
-        low = min(positive, default=1.0)
-        return Scale(low, max(top, low * 10), True)
     low = min(0.0, *(float(ys.min()) for ys in series))
     return Scale(low, top if top > low else low + 1)
 
@@ -361,3 +355,42 @@ def _names(series: Mapping[str, Any]) -> list[str]:
 
 def _unit(unit: str) -> str:
     return f" {unit}" if unit and unit != "%" else unit
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Values from `low` to `high` on a line from 0 to 1; logarithmic if asked, then `low` is above 0."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __call__(self, value: float) -> float:
+        """Place of a value, from 0 to 1; one beyond the ends is at the end."""
+        if not math.isfinite(value):
+            return 0.0
+        low, high = self._bent(self.low), self._bent(self.high)
+        return min(1.0, max(0.0, (self._bent(max(value, self.low)) - low) / ((high - low) or 1.0)))
+
+    def ticks(self, most: int = 5) -> list[float]:
+        """Round values for an axis, at most about `most` of them."""
+        if self.log:
+            first, last = math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9)
+            powers = [10.0**power for power in range(first, last + 1, max(1, math.ceil((last - first + 1) / most)))]
+            return powers if len(powers) > 1 else [self.low, self.high]
+        width = (self.high - self.low) or 1.0
+        step = 10.0 ** math.floor(math.log10(width / most))
+        step *= next(factor for factor in (1, 2, 5, 10) if width / (step * factor) <= most)
+        first = math.ceil(self.low / step - 1e-9)
+        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    def _bent(self, value: float) -> float:
+        return math.log10(max(value, 1e-300)) if self.log else value
+
+
+def short_number(value: float) -> str:
+    """`12k`, `3.4M`, `0.25`: the label of an axis."""
+    for size, mark in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{mark}"
+    return shown_number(round(value, 6))

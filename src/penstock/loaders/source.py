@@ -268,10 +268,10 @@ def stored_kind(manifest: Manifest) -> str | None:
     return "labels" if manifest.mask_column is not None and label_column(manifest.schema) is not None else None
 
 
-def check_plain(manifest: Manifest, shown: object, preference: bool | None = None) -> None:
-    """Refuse a store of preferences where plain text or chats are read, unless `preference=False`."""
+def check_plain(manifest: Manifest, shown: object) -> None:
+    """Refuse a store of preferences where plain text or chats are read."""
     kind = stored_kind(manifest)
-    if kind is None or preference is False:
+    if kind is None:
         return
     content, effect = "pairs of chosen and rejected answers", "'rejected' would be ignored"
     if kind == "labels":

@@ -148,14 +148,14 @@ def open_exporter(target: Target) -> Exporter:
     if scheme == "jsonl":
         return MetricsFile(rest)
     if scheme == "tensorboard":
-        from penstock.metrics.tensorboard import TensorBoardLogger
+        from penstock.metrics.loggers import TensorBoardLogger
 
         return TensorBoardLogger(rest)
     if scheme == "wandb":
-        from penstock.metrics.wandb import WandbLogger
+        from penstock.metrics.loggers import WandbLogger
 
         return WandbLogger(rest)
-    from penstock.metrics.mlflow import MLflowLogger
+    from penstock.metrics.loggers import MLflowLogger
 
     return MLflowLogger(rest)
 

@@ -20,11 +20,11 @@ from penstock.observe.pipelines import (
     LineProgress,
     LiveProgress,
     Rates,
+    closing_table,
     lost_rows,
     pipeline_progress,
     progress_on,
 )
-from penstock.observe.tables import closing_table
 from penstock.observe.work import WorkProgress, work_progress
 
 __all__ = [

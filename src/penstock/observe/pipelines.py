@@ -9,11 +9,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from penstock.errors import PenstockError
 from penstock.observe.display import LINE_SECONDS, LIVE_SECONDS, LineDisplay, LiveDisplay, is_live, printer
 from penstock.observe.moments import Moment, RateWindow
 from penstock.pipeline.pipeline import Pipeline
+from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Source
 
 _log = logging.getLogger("penstock.observe")
@@ -186,3 +189,14 @@ def _known_rows(source: Source) -> int | None:
     except (PenstockError, ValueError, OSError):
         return None  # a damaged file: reading it raises with its name and place
     return rows if isinstance(rows, int) else None
+
+
+def closing_table(report: Report, *, budget_bytes: int) -> Table:
+    """Rows in and out, dropped and changed rows by reason, time, speed, memory and bottleneck."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_column()
+    for label, figure, remark in report.lines(budget_bytes=budget_bytes):
+        table.add_row(label, figure, Text(remark))
+    return table

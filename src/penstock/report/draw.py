@@ -53,13 +53,13 @@ def drawn_rows(store: Store, most: int, seed: int, purpose: str) -> Ints:
     return Permutation(len(store), derive_key(seed, "report", purpose))(np.arange(most, dtype=np.int64))
 
 
-def drawn_lengths(store: Store, seed: int, most: int = MOST_LENGTHS) -> tuple[npt.NDArray[Any], bool]:
+def drawn_lengths(store: Store, seed: int) -> tuple[npt.NDArray[Any], bool]:
     """Lengths of all rows, or of a draw from a store with more; and True if they are all."""
     if store.manifest.tokens_column is None:
         return np.zeros(0, np.int32), True
-    if len(store) <= most:
+    if len(store) <= MOST_LENGTHS:
         return store.lengths, True
-    rows = np.sort(drawn_rows(store, most // 10, seed, "lengths"))
+    rows = np.sort(drawn_rows(store, MOST_LENGTHS // 10, seed, "lengths"))
     bounds = np.concatenate([[0], np.cumsum([shard.rows for shard in store.manifest.shards])])
     cuts = np.searchsorted(rows, bounds)
     parts = [

@@ -51,7 +51,6 @@ def row_view(
     *,
     label: str,
     most: int,
-    tooltips: bool = False,
 ) -> Html:
     """Tokens of one side of a row."""
     ids = np.asarray(row[side.ids])
@@ -59,9 +58,7 @@ def row_view(
     shown = ids[:most]
     pieces = [text for _, text in (token_pieces(tokenizer, shown, mask) if tokenizer is not None else id_pieces(shown))]
     parts = layout.parts(shown)[0] if layout is not None else ["content"] * len(shown)
-    view = token_view(
-        pieces, shown, None if mask is None else mask[:most], parts=parts, label=label, most=most, tooltips=tooltips
-    )
+    view = token_view(pieces, shown, None if mask is None else mask[:most], parts=parts, label=label, most=most)
     more = len(ids) - len(shown)
     return Html(view + (note(f"{more:,} more tokens of this row are not shown.") if more else ""))
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.resources import files
 from typing import Any
 
 from penstock._optional import require
 from penstock.errors import PenstockError
-from penstock.html import note
-from penstock.ui.frame import ASSETS, failure
+from penstock.html import Html, element, note
+from penstock.ui.frame import ASSETS, badge, document, failure, link, live
 from penstock.ui.guard import Access, Application, Guard
-from penstock.ui.overview import overview, overview_panels
 from penstock.ui.params import read_number
 from penstock.ui.plan_page import opened_panel, opening_panel, plan_facts, plan_page, step_page, trace_page
-from penstock.ui.queue_page import queue_page, queue_panels
+from penstock.ui.queue_page import queue_line, queue_page, queue_panels
 from penstock.ui.row_list import row_list
 from penstock.ui.row_page import row_page
-from penstock.ui.run_page import run_page, run_panels
+from penstock.ui.run_page import run_line, run_page, run_panels, state_badge
 from penstock.ui.site import Site
+from penstock.ui.targets import KIND_NAMES, Target
 
 log = logging.getLogger(__name__)
 _TYPES = {".css": "text/css", ".js": "text/javascript"}
@@ -146,3 +146,44 @@ def _named(endpoint: Callable[[Any], Any], responses: Any) -> Callable[[Any], An
             return responses.HTMLResponse(failure("Cannot be shown", str(error)), status_code=404)
 
     return guarded
+
+
+def overview(site: Site) -> str:
+    return document(
+        f"{len(site.targets):,} targets" if len(site.targets) != 1 else "1 target",
+        live("/live", *overview_panels(site)),
+    )
+
+
+def overview_panels(site: Site) -> Iterator[Html]:
+    """The list of targets."""
+    items = [element("li", _entry(site, target)) for target in site.targets]
+    yield element("div", element("ol", *items, class_="rows pair", aria_label="Targets"), id="targets")
+
+
+def _entry(site: Site, target: Target) -> Html:
+    try:
+        state, said = _state(site, target)
+    except (PenstockError, OSError) as error:
+        state, said = badge("unreadable", "bad"), str(error)
+    where = element("span", f" {target.shown}", class_="soft") if target.shown != target.name else None
+    text = element(
+        "span", element("span", target.name, class_="kind"), " ", state, where, element("br"), said, class_="text"
+    )
+    return link([element("span", KIND_NAMES[target.kind], class_="number"), text], target.address, class_="entry")
+
+
+def _state(site: Site, target: Target) -> tuple[Html | None, str]:
+    if target.kind == "store":
+        store = site.store(target.number).store
+        return None, f"{len(store):,} rows, {store.tokens:,} tokens"
+    if target.kind == "files":
+        files = site.rows(target.number).files()
+        rows = f", {files[0][1]:,} rows" if len(files) == 1 and files[0][1] is not None else ""
+        return None, f"{len(files):,} files{rows}" if len(files) != 1 else f"1 file{rows}"
+    if target.kind == "run":
+        record = site.run(target.number).look()
+        return state_badge(record), run_line(record)
+    if target.kind == "queue":
+        return None, queue_line(site.queue(target.number).look())
+    return None, "rows of a step, steps of a row"

@@ -118,12 +118,12 @@ class Deadline:
         return time.monotonic() >= self._until
 
 
-def snippet(text: str, query: Query | None = None, characters: int = SNIPPET_CHARACTERS) -> str:
+def snippet(text: str, query: Query | None = None) -> str:
     """The beginning of a text, or what is around the text of a query, on one line."""
     begin = 0
     if query is not None and query.text:
         at = (text.lower() if query.folds else text).find(query.text)
-        begin = max(0, at - characters // 4) if at > characters // 2 else 0
-    cut = text[begin : begin + characters]
+        begin = max(0, at - SNIPPET_CHARACTERS // 4) if at > SNIPPET_CHARACTERS // 2 else 0
+    cut = text[begin : begin + SNIPPET_CHARACTERS]
     line = " ".join(cut.split())
-    return f"{'...' if begin else ''}{line}{'...' if begin + characters < len(text) else ''}"
+    return f"{'...' if begin else ''}{line}{'...' if begin + SNIPPET_CHARACTERS < len(text) else ''}"

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
 from penstock.errors import ConfigError
 from penstock.files.filesystems import local_or_none
+from penstock.fsqueue.queue import Queue
+from penstock.fsqueue.status import Status, look
 from penstock.ui.file_rows import FileRows
 from penstock.ui.plans import PlanView
-from penstock.ui.queues import QueueView
 from penstock.ui.rows import RowTable
 from penstock.ui.runs import RunFile
 from penstock.ui.store_rows import StoreRows
 from penstock.ui.targets import Kind, Target
 from penstock.ui.token_parts import RowTokenizer
+
+_RATE_SECONDS = 5.0
+"""Time over which rates are measured, once the page is open so long."""
+
+
+class QueueView:
+    """Queue that is looked at again and again."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._before: list[Status] = []
+        self._id = ""
+
+    def look(self) -> Status:
+        """The state now, with rates since a look of some seconds ago."""
+        queue = Queue.read(self._path)
+        now = look(queue)
+        with self._lock:
+            if queue.id != self._id:
+                self._id, self._before = queue.id, []  # purged and made again
+            while len(self._before) > 1 and now.at - self._before[1].at >= _RATE_SECONDS:
+                self._before.pop(0)
+            rated = now.since(self._before[0]) if self._before and now.at - self._before[0].at > 0.5 else now
+            if not self._before or now.at - self._before[-1].at >= 0.5:
+                self._before.append(now)
+            while self._before and time.monotonic() - self._before[0].at > 60:
+                self._before.pop(0)  # nobody looked for a while: the rate would be that of the pause
+        return rated
+
 
 View = StoreRows | FileRows | PlanView | RunFile | QueueView
 

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.context_model import weights, whole_loss
-from tests.forked_programs import ForkedProgram
+from tests.forked_programs import run_ranks
 
 from penstock import PretrainDataLoader
 from token_stores import make_rows, make_store
@@ -90,23 +87,8 @@ def found(home: Path) -> list[Any]:
     script = home / "program.py"
     script.write_text(PROGRAM)
     facts = {"meshes": MESHES, "steps": STEPS, "length": LENGTH, "global": GLOBAL, "slicings": SLICINGS}
-    quiet = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    environment = {**os.environ, **quiet, "OMP_NUM_THREADS": "1"}
-    errors = [home / f"{rank}.err" for rank in range(WORLD)]
-    processes: list[ForkedProgram] = []
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    try:
-        for rank, error in enumerate(errors):
-            arguments = (str(home), str(rank), str(WORLD), json.dumps(facts))
-            processes.append(ForkedProgram(script, *arguments, said=error, environment=environment))
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(DEADLINE_SECONDS)
-    assert [process.returncode for process in processes] == [0] * WORLD, [error.read_text() for error in errors]
-    return [json.loads((home / f"{rank}.json").read_text()) for rank in range(WORLD)]
+    arguments = [[str(home), str(rank), str(WORLD), json.dumps(facts)] for rank in range(WORLD)]
+    return run_ranks(script, arguments, [{}] * WORLD, timeout=DEADLINE_SECONDS)
 
 
 @pytest.fixture(scope="module")

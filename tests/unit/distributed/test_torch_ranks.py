@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.forked_programs import ForkedProgram
+from tests.forked_programs import run_ranks
 from tests.servers import free_ports
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
@@ -93,32 +90,18 @@ if __name__ == "__main__":
 """
 
 
-def run_ranks(world: int, directory: Path) -> list[Any]:
+def run_world(world: int, directory: Path) -> list[Any]:
     """Runs the program once for each rank, and returns what each found out."""
     script = directory / "program.py"
     script.write_text(PROGRAM)
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_ports(1)[0]), "WORLD_SIZE": str(world)}
-    quiet = {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}
-    errors = [directory / f"{rank}.err" for rank in range(world)]
-    processes: list[ForkedProgram] = []
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    try:
-        for rank, error in enumerate(errors):
-            environment = {**os.environ, **shared, **quiet, "RANK": str(rank), "OMP_NUM_THREADS": "1"}
-            processes.append(ForkedProgram(script, str(directory), said=error, environment=environment))
-        while any(process.poll() is None for process in processes) and time.monotonic() < deadline:
-            time.sleep(0.02)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait(DEADLINE_SECONDS)
-    assert [process.returncode for process in processes] == [0] * world, [error.read_text() for error in errors]
-    return [json.loads((directory / f"{rank}.json").read_text()) for rank in range(world)]
+    environments = [{**shared, "RANK": str(rank)} for rank in range(world)]
+    return run_ranks(script, [[str(directory)]] * world, environments, timeout=DEADLINE_SECONDS)
 
 
 @pytest.mark.parametrize("world", [2, 4])
 def test_processes_meet_through_torch_distributed(world: int, tmp_path: Path) -> None:
-    found = run_ranks(world, tmp_path)
+    found = run_world(world, tmp_path)
     half = world // 2
     assert [one["rank"] for one in found] == [f"rank {rank} of {world}" for rank in range(world)]
     assert [one["mesh"] for one in found] == [f"rank {rank} of {world}" for rank in range(world)]

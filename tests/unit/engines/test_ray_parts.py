@@ -16,8 +16,7 @@ import pytest
 from penstock.engines import ray_executor, ray_nodes
 from penstock.engines.executor import Task
 from penstock.engines.ray_connection import connect
-from penstock.engines.ray_executor import RayExecutor
-from penstock.engines.ray_log import LogLines
+from penstock.engines.ray_executor import LogLines, RayExecutor
 from penstock.engines.ray_worker import pickled_error, unpickled_error
 from penstock.errors import ConfigError, StageError, StalledError
 from penstock.pipeline.processes import RemoteError
@@ -195,7 +194,7 @@ def test_a_line_is_logged_once_and_then_counted(caplog: pytest.LogCaptureFixture
 
 
 def test_lines_beyond_the_most_are_counted(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.engines.ray_log._MOST_LINES", 2)
+    monkeypatch.setattr("penstock.engines.ray_executor._MOST_LINES", 2)
     lines = LogLines()
     for number in range(5):
         lines.add("penstock.corpus", logging.WARNING, f"line {number}", "10.0.0.1")

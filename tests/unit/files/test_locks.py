@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.waits import fight_for
 
 import penstock.files.locks as module
 from penstock.files.locks import FileLock
@@ -78,24 +79,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
 
 
 def test_threads_that_fight_for_a_lock_hold_it_one_at_a_time(tmp_path: Path) -> None:
-    inside, wrong, turns = [0], [], []
-
-    def fight() -> None:
-        for _ in range(20):
-            with FileLock(tmp_path / "l") as lock:
-                assert lock.acquire(30)
-                inside[0] += 1
-                if inside[0] != 1:
-                    wrong.append(inside[0])
-                turns.append(1)
-                inside[0] -= 1
-
-    threads = [threading.Thread(target=fight) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(turns), wrong) == (80, [])
+    fight_for(lambda: FileLock(tmp_path / "l"), threads=4, turns=20)
 
 
 def test_a_lock_on_a_file_that_was_removed_meanwhile_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

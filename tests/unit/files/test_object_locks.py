@@ -10,7 +10,7 @@ import threading
 import time
 
 import pytest
-from tests.waits import wait_for
+from tests.waits import fight_for, wait_for
 
 import penstock.files.object_lock as module
 from penstock.errors import ConfigError
@@ -124,21 +124,4 @@ def test_a_waiting_process_gets_the_lock_when_it_is_released(s3_url: str, elsewh
 
 
 def test_threads_that_fight_for_a_lock_in_a_bucket_hold_it_one_at_a_time(s3_url: str) -> None:
-    inside, wrong, turns = [0], [], []
-
-    def fight() -> None:
-        for _ in range(5):
-            with ObjectLock(f"{s3_url}/l") as lock:
-                assert lock.acquire(60)
-                inside[0] += 1
-                if inside[0] != 1:
-                    wrong.append(inside[0])
-                turns.append(1)
-                inside[0] -= 1
-
-    threads = [threading.Thread(target=fight) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (len(turns), wrong) == (15, [])
+    fight_for(lambda: ObjectLock(f"{s3_url}/l"), threads=3, turns=5)

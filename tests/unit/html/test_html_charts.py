@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 
 from page_reader import parsed
-from penstock.html.charts import bar_chart, bin_edges, histogram, line_chart, stacked_areas, thinned
-from penstock.html.scales import Scale, short_number
+from penstock.html.charts import (
+    Scale,
+    bar_chart,
+    bin_edges,
+    histogram,
+    line_chart,
+    short_number,
+    stacked_areas,
+    thinned,
+)
 from penstock.html.tokens import token_legend, token_view
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 import threading
-from itertools import pairwise
 from typing import Any
 
 import cloudpickle
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.batch_pieces import pieces
 
 from penstock.errors import SchemaError
 from penstock.pipeline.stages import Transform
@@ -36,11 +36,6 @@ def rows(values: list[str | None], dtype: pa.DataType | None = None) -> pa.Recor
     return pa.record_batch(
         {"id": pa.array(range(n)), "x": pa.array([i / 3 for i in range(n)], pa.float64()), "text": text}
     )
-
-
-def pieces(batch: pa.RecordBatch, at: list[int]) -> list[pa.RecordBatch]:
-    edges = [0, *sorted(min(cut, batch.num_rows) for cut in at), batch.num_rows]
-    return [batch[start:stop] for start, stop in pairwise(edges)]
 
 
 @pytest.mark.parametrize("transform", NOISY, ids=repr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import threading
-from itertools import pairwise
 from typing import Any
 
 import cloudpickle
@@ -16,6 +15,7 @@ import pytest
 import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.batch_pieces import column_of, pieces
 
 from penstock.arrays.hashes import hash64, mix64
 from penstock.errors import ConfigError, DataError, SchemaError
@@ -23,16 +23,6 @@ from penstock.transforms.features import HashingEncoder, OneHotEncoder, OrdinalE
 
 categories = st.lists(st.sampled_from(["b", "a", "ü", "", "B"]) | st.none(), max_size=20)
 cuts = st.lists(st.integers(0, 30), max_size=4)
-
-
-def column_of(values: list[Any], dtype: pa.DataType) -> pa.RecordBatch:
-    return pa.record_batch({"x": pa.array(values, dtype)})
-
-
-def pieces(batch: pa.RecordBatch, at: list[int]) -> list[pa.RecordBatch]:
-    """The batch in slices, some of them empty."""
-    edges = [0, *sorted(min(cut, batch.num_rows) for cut in at), batch.num_rows]
-    return [batch[start:stop] for start, stop in pairwise(edges)]
 
 
 @pytest.mark.parametrize("encoder", [OneHotEncoder("x"), OrdinalEncoder("x")], ids=repr)

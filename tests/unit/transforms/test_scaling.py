@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import cloudpickle
@@ -14,22 +13,13 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.batch_pieces import column_of, pieces
 
 from penstock.errors import ConfigError, DataError, ResumeError, SchemaError
 from penstock.transforms.features import MinMaxScaler, StandardScaler
 
 numbers = st.lists(st.floats(-1e3, 1e3) | st.just(math.nan) | st.none(), min_size=1, max_size=30)
 cuts = st.lists(st.integers(0, 30), max_size=4)
-
-
-def column_of(values: list[Any], dtype: pa.DataType) -> pa.RecordBatch:
-    return pa.record_batch({"x": pa.array(values, dtype)})
-
-
-def pieces(batch: pa.RecordBatch, at: list[int]) -> list[pa.RecordBatch]:
-    """The batch in slices, some of them empty."""
-    edges = [0, *sorted(min(cut, batch.num_rows) for cut in at), batch.num_rows]
-    return [batch[start:stop] for start, stop in pairwise(edges)]
 
 
 class ListSource:
