@@ -286,7 +286,7 @@ class CompactBatch:
             return
         rows, masked = first.grid.rows, first.supervised is not None
         grid = Grid.joined([each.grid for each in several])
-        mask = np.concatenate([each.supervised for each in several]) if masked else None  # type: ignore[misc]
+        mask = np.concatenate([each.supervised for each in several]) if masked else None
         whole = cls(np.concatenate([each.ids for each in several]), mask, grid, first.layout)
         for number, each in enumerate(several):
             each._part_of, each.first_row = whole, number * rows
