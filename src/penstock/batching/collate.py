@@ -458,8 +458,13 @@ def width(samples: Samples, layout: BatchLayout) -> int:
         longest = layout.length
     else:
         sizes = samples.lengths if layout.split else samples.sizes()
-        longest = max(int(sizes.max()) if len(sizes) else 1, 1)
-    return -(-longest // layout.multiple) * layout.multiple
+        longest = int(sizes.max()) if len(sizes) else 1
+    return rounded(longest, layout)
+
+
+def rounded(longest: int, layout: BatchLayout) -> int:
+    """Tokens of a row that holds this many."""
+    return -(-max(longest, 1) // layout.multiple) * layout.multiple
 
 
 def collate(
@@ -477,13 +482,19 @@ def collate_compact(
     A sample without parts, or a batch without samples, is a row of padding. Its first token is attended to; it has no
     labels.
     """
-    if len(samples.lengths) and samples.lengths.min() == 0:
+    least = int(samples.lengths.min()) if len(samples.lengths) else None
+    if least == 0:
         if len(tables) > 1:  # otherwise nobody reads them, and they may be those of the first batch alone
             sources = sources[samples.lengths > 0]
         samples = samples.where(samples.lengths > 0)
     if layout.split:
         samples = Samples(np.arange(len(samples.rows) + 1), samples.rows, samples.starts, samples.lengths, single=True)
-    grid = _flat_grid(samples, layout) if layout.padding_free else _padded_grid(samples, layout, tokens_in_row)
+    if layout.padding_free:
+        grid = _flat_grid(samples, layout)
+    elif samples.single and least == tokens_in_row:
+        grid = _alike_grid(len(samples), tokens_in_row)
+    else:
+        grid = _padded_grid(samples, layout, tokens_in_row)
     ids = _take_alike(samples, tables, grid)
     if ids is None:
         ids = _copy_ids(samples, sources, tables, grid, layout)
@@ -493,8 +504,6 @@ def collate_compact(
 
 def _padded_grid(samples: Samples, layout: BatchLayout, tokens: int) -> Grid:
     count, lengths = len(samples), samples.lengths
-    if samples.single and count and int(lengths.min()) == tokens:
-        return _alike_grid(count, tokens)
     row_of = samples.numbers()
     before = np.cumsum(lengths) - lengths
     first = np.zeros(count, np.int64)

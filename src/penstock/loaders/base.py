@@ -480,7 +480,7 @@ class DataLoader:
 
         With a `receiver` another thread receives the batches.
         """
-        process, counters = os.getpid(), self._watched()
+        process, counters, mine = os.getpid(), self._watched(), vars(self)
         while True:
             moves, edits = self._moves, self._edits
             profile = self._profile
@@ -501,7 +501,7 @@ class DataLoader:
                         transfer.receive(batch)
                     elif self._loops != loop:
                         return  # nobody waits for it: it is the next one again
-                    self._position, epoch = following, batch.metadata["epoch"]
+                    mine["_position"], epoch = following, batch.metadata["epoch"]
                     if self._profile is not None:
                         self._profile.deliver(batch)
                     counters.deliver(batch)

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from penstock.arrays.ragged import by_owner, offsets_of
 from penstock.batching.backends import get_backend
 from penstock.batching.batch import TrainingBatch
-from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, width
+from penstock.batching.collate import BatchLayout, CompactBatch, collate_compact, rounded, width
 from penstock.batching.options import Options
 from penstock.batching.supervision import supervised_tokens
 from penstock.distributed.ranks import Rank
@@ -42,7 +42,10 @@ _STEPS_AT_ONCE = 64
 _BLOCKS_AT_ONCE = 4
 """Blocks of steps that are planned ahead for each one that is delivered."""
 _TOKENS_AT_ONCE = 1 << 19
-"""Tokens of batches that are collated together; they share one array, which lives as long as any of them."""
+"""Tokens of batches that are collated together for a device; they share one array, which lives as long as any of them.
+"""
+_BYTES_AT_ONCE = 2 << 20
+"""The same in main memory, in bytes of the store."""
 _FILE_CHECK_SECONDS = 1.0
 """Least time between two checks that all files are unchanged."""
 _FILE_CHECKS = 16
@@ -283,7 +286,8 @@ class PlanEngine:
             return
         rows = np.concatenate([share.samples.rows for share in shares])
         starts = np.concatenate([share.samples.starts for share in shares])
-        sources = np.concatenate([share.sources for share in shares])
+        several = len(self._tables) > 1
+        sources = np.concatenate([share.sources for share in shares]) if several else shares[0].sources
         places, mask_places = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         held: list[Any] = [table.held() for table in self._tables]
         for number, which in by_owner(sources, len(self._tables)):
@@ -307,7 +311,10 @@ class PlanEngine:
     def _built(self, shares: list[Share]) -> Iterator[TrainingBatch]:
         """Batches of shares. Batches of the same shape are collated several at once, which saves time for each."""
         at_once, rows = self._batches_at_once(shares), len(shares[0].samples) if shares else 0
-        parts = _numbered([share.samples for share in shares], shares[0].first) if at_once > 1 else None
+        parts, tokens_in_row = None, 0
+        if at_once > 1:  # the same width for all
+            parts = _numbered([share.samples for share in shares], shares[0].first)
+            tokens_in_row = width(shares[0].step.samples, self._layout)
         for start in range(0, len(shares), at_once):
             self._check_files()
             group = shares[start : start + at_once]
@@ -317,11 +324,10 @@ class PlanEngine:
                 continue
             first, several = group[0], len(self._tables) > 1
             sources = np.concatenate([share.sources for share in group]) if several else first.sources
-            tokens_in_row = width(first.step.samples, self._layout)
             numbered = parts.slice(start * rows, (start + len(group)) * rows)
             whole = collate_compact(numbered, sources, first.tables, self._layout, tokens_in_row)
             for share, part in zip(group, whole.split(len(group))):
-                yield self._finish(share, part, share.samples.tokens)
+                yield self._finish(share, part, part.ids.size if part.grid.full else share.samples.tokens)
                 self.at_hand -= 1
 
     def _batches_at_once(self, shares: list[Share]) -> int:
@@ -329,9 +335,14 @@ class PlanEngine:
         if not rows or layout.padding_free or layout.split or any(len(share.samples) != rows for share in shares):
             return 1
         tokens = width(shares[0].step.samples, layout)
-        if layout.length is None and any(width(share.step.samples, layout) != tokens for share in shares):
-            return 1
-        return max(_TOKENS_AT_ONCE // (rows * tokens), 1)
+        if layout.length is None and len(shares) > 1:
+            sizes = [share.step.samples.sizes() for share in shares]
+            longest = np.maximum.reduceat(np.concatenate(sizes), offsets_of([len(each) for each in sizes])[:-1])
+            if any(rounded(int(most), layout) != tokens for most in (longest.min(), longest.max())):
+                return 1
+        itemsize = max(table.dtype.itemsize for table in self._tables)
+        most = _TOKENS_AT_ONCE if self.options.device is not None else _BYTES_AT_ONCE // itemsize
+        return max(most // (rows * tokens), 1)
 
     def _build(self, share: Share) -> TrainingBatch:
         step, samples = share.step, share.samples

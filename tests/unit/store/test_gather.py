@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pyarrow as pa
@@ -66,10 +67,13 @@ def test_parts_are_copied_to_where_they_belong(stores: list[Path], data: st.Data
     assert mask.tolist() == learned.tolist()
 
 
+@pytest.mark.parametrize("few_rows", [0, 1 << 20])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
-def test_the_row_of_a_token_is_found_by_its_number(stores: list[Path], data: st.DataObject) -> None:
+def test_the_row_of_a_token_is_found_by_its_number(stores: list[Path], few_rows: int, data: st.DataObject) -> None:
     table = table_of(stores[0], stores[1])
+    with patch("penstock.store.gather._FEW_ROWS", few_rows):  # beyond it, rows are looked up by groups
+        table.find_tokens(np.arange(table.tokens))  # opens all shards
     flat = [(row, token) for row, tokens in enumerate([*ROWS, *ROWS[:50]]) for token in range(len(tokens))]
     positions = data.draw(st.lists(st.integers(0, len(flat) - 1), max_size=30))
     rows, tokens = table.find_tokens(np.array(positions, np.int64))
@@ -155,6 +159,21 @@ def test_an_index_that_says_other_lengths_is_damage_not_other_rows(tmp_path: Pat
     table = TokenTable([open_store(path, verify="fast")])
     with pytest.raises(DataError, match="shards"):
         table.locate(np.array([20]), np.array([0]))
+
+
+@pytest.mark.parametrize("few_rows", [0, 1 << 20])
+def test_an_index_with_too_few_tokens_is_damage_not_another_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, few_rows: int
+) -> None:
+    monkeypatch.setattr("penstock.store.gather._FEW_ROWS", few_rows)
+    path = make_store(tmp_path / "s", [[1, 2, 3]] * 40)
+    (index,) = (path / "shards").glob("*.index")
+    data = bytearray(index.read_bytes())
+    data[:160] = np.full(40, 2, "<i4").tobytes()
+    index.write_bytes(data)
+    table = TokenTable([open_store(path, verify="fast")])
+    with pytest.raises(DataError, match="does not add up"):
+        table.find_tokens(np.array([5, 119]))
 
 
 def test_of_many_shards_some_are_looked_at_each_time(stores: list[Path], tmp_path: Path) -> None:
