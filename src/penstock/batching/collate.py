@@ -58,6 +58,12 @@ class Tokens(Protocol):
         ...
 
 
+class PageLocked(Protocol):
+    """Bytes of main memory that a device reads by itself: a tensor of torch."""
+
+    def numpy(self) -> npt.NDArray[np.uint8]: ...
+
+
 @runtime_checkable
 class RowTokens(Tokens, Protocol):
     """Table that can also take rows of one length at once."""
@@ -245,7 +251,7 @@ class CompactBatch:
     Fields are made from it, never from each other: changing one changes no other.
     """
 
-    __slots__ = ("_part_of", "first_row", "grid", "ids", "items", "layout", "sent", "supervised")
+    __slots__ = ("_part_of", "first_row", "grid", "ids", "items", "layout", "page_locked", "sent", "supervised")
 
     def __init__(
         self,
@@ -260,6 +266,8 @@ class CompactBatch:
         """Place of this batch in those that were collated as one."""
         self.sent: dict[Any, Any] = {}
         """Copies on devices."""
+        self.page_locked: PageLocked | None = None
+        """Memory of the ids, if a device reads it by itself."""
         self.ids, self.grid, self.layout = ids, grid, layout
         self.supervised = supervised
         """Supervised tokens; None: all but the first of each document."""
@@ -475,9 +483,16 @@ def collate(
 
 
 def collate_compact(
-    samples: Samples, sources: Ints, tables: Sequence[Tokens], layout: BatchLayout, tokens_in_row: int
+    samples: Samples,
+    sources: Ints,
+    tables: Sequence[Tokens],
+    layout: BatchLayout,
+    tokens_in_row: int,
+    page_locked: Callable[[int], PageLocked | None] | None = None,
 ) -> CompactBatch:
     """Batch whose fields are still to be made. `sources` has the number of the table of each part.
+
+    `page_locked` gives memory for ids that a device will read; None if there is none left.
 
     A sample without parts, or a batch without samples, is a row of padding. Its first token is attended to; it has no
     labels.
@@ -495,11 +510,16 @@ def collate_compact(
         grid = _alike_grid(len(samples), tokens_in_row)
     else:
         grid = _padded_grid(samples, layout, tokens_in_row)
-    ids = _take_alike(samples, tables, grid)
+    ids, memory = _take_alike(samples, tables, grid), None
     if ids is None:
-        ids = _copy_ids(samples, sources, tables, grid, layout)
+        kind = _ids_dtype(tables, layout)
+        memory = None if page_locked is None else page_locked(grid.rows * grid.tokens * kind.itemsize)
+        ids = grid.empty(kind) if memory is None else memory.numpy().view(kind).reshape(grid.rows, grid.tokens)
+        _copy_ids(samples, sources, tables, grid, layout, ids)
     learned = layout.fields & _LEARNED and any(table.masked for table in tables)
-    return CompactBatch(ids, _supervised(samples, sources, tables, grid) if learned else None, grid, layout)
+    batch = CompactBatch(ids, _supervised(samples, sources, tables, grid) if learned else None, grid, layout)
+    batch.page_locked = memory
+    return batch
 
 
 def _padded_grid(samples: Samples, layout: BatchLayout, tokens: int) -> Grid:
@@ -551,16 +571,19 @@ def _take_alike(samples: Samples, tables: Sequence[Tokens], grid: Grid) -> npt.N
 
 
 def _copy_ids(
-    samples: Samples, sources: Ints, tables: Sequence[Tokens], grid: Grid, layout: BatchLayout
-) -> npt.NDArray[Any]:
-    ids = grid.empty(_ids_dtype(tables, layout))
+    samples: Samples,
+    sources: Ints,
+    tables: Sequence[Tokens],
+    grid: Grid,
+    layout: BatchLayout,
+    ids: npt.NDArray[Any],
+) -> None:
     if not grid.full:
         ids.fill(layout.pad_id)
     out = ids.reshape(-1)
     for number, which in by_owner(sources, len(tables)):
         table = tables[number]
         table.copy(samples.rows[which], samples.starts[which], samples.lengths[which], out, grid.at[which])
-    return ids
 
 
 def _supervised(samples: Samples, sources: Ints, tables: Sequence[Tokens], grid: Grid) -> npt.NDArray[np.bool_]:

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 _STEPS_AT_ONCE = 64
 _BLOCKS_AT_ONCE = 4
 """Blocks of steps that are planned ahead for each one that is delivered."""
-_TOKENS_AT_ONCE = 1 << 19
+_TOKENS_AT_ONCE = 1 << 21
 """Tokens of batches that are collated together for a device; they share one array, which lives as long as any of them.
 """
 _BYTES_AT_ONCE = 2 << 20
@@ -312,6 +312,7 @@ class PlanEngine:
         """Batches of shares. Batches of the same shape are collated several at once, which saves time for each."""
         at_once, rows = self._batches_at_once(shares), len(shares[0].samples) if shares else 0
         parts, tokens_in_row = None, 0
+        memory = None if self.options.device is None else get_backend(self.options.backend).page_locked
         if at_once > 1:  # the same width for all
             parts = _numbered([share.samples for share in shares], shares[0].first)
             tokens_in_row = width(shares[0].step.samples, self._layout)
@@ -325,7 +326,7 @@ class PlanEngine:
             first, several = group[0], len(self._tables) > 1
             sources = np.concatenate([share.sources for share in group]) if several else first.sources
             numbered = parts.slice(start * rows, (start + len(group)) * rows)
-            whole = collate_compact(numbered, sources, first.tables, self._layout, tokens_in_row)
+            whole = collate_compact(numbered, sources, first.tables, self._layout, tokens_in_row, memory)
             for share, part in zip(group, whole.split(len(group))):
                 yield self._finish(share, part, part.ids.size if part.grid.full else share.samples.tokens)
                 self.at_hand -= 1

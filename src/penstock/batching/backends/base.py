@@ -25,7 +25,7 @@ from penstock.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from penstock.batching.backends.operations import ArrayOperations
-    from penstock.batching.collate import CompactBatch
+    from penstock.batching.collate import CompactBatch, PageLocked
 
 # Arrays and devices of a framework: their types cannot be named without importing it.
 Array = Any
@@ -126,6 +126,10 @@ class Backend(Protocol):
         """Fields of a batch, to be made on a device from one copy; None if they have to be made in main memory."""
         ...
 
+    def page_locked(self, nbytes: int) -> PageLocked | None:
+        """Memory that devices read by themselves; None if there is none."""
+        ...
+
     def pin_memory(self, array: Array) -> Array:
         """Copy in page-locked memory; the array itself where the framework has no such thing."""
         ...
@@ -176,6 +180,9 @@ class BaseBackend:
         return None
 
     def compact_to(self, compact: CompactBatch, device: Device) -> DeferredFields | None:
+        return None
+
+    def page_locked(self, nbytes: int) -> PageLocked | None:
         return None
 
     def pin_memory(self, array: Array) -> Array:

@@ -91,6 +91,9 @@ class TorchBackend(BaseBackend):
                 whole.sent[target] = DeviceBatchGroup(self._torch, module, whole, target, self._pinned)
         return TorchDeviceFields(self, compact, whole.sent[target])
 
+    def page_locked(self, nbytes: int) -> Any | None:
+        return self._pinned.empty(nbytes) if nbytes else None
+
     def pin_memory(self, array: Any) -> Any:
         if not isinstance(array, self._torch.Tensor):  # of a batch that torch's own loader converted
             array = self._torch.as_tensor(array)

@@ -246,27 +246,37 @@ class DeviceBatchGroup:
 
     def __init__(self, torch: Any, module: Any, compact: CompactBatch, device: Any, pinned: PinnedMemory) -> None:
         self.torch, self.device, self._grid = torch, device, compact.grid
-        wire = compact.wire()
-        places, total = {}, 0
-        for name, array in wire.items():
-            places[name] = total
-            total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
-        memory = pinned.empty(total)
-        host = np.empty(total, np.uint8) if memory is None else memory.numpy()
-        for name, array in wire.items():
-            host[places[name] : places[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
-        if memory is None:
-            buffer = torch.from_numpy(host).to(device)
-        else:
-            buffer = memory.to(device, non_blocking=True)
-        self.arrays = {
-            name: buffer[places[name] : places[name] + array.nbytes].view(_torch_kind(torch, array)).view(array.shape)
-            for name, array in wire.items()
-        }
-        self.copy = StreamCopy(torch, module, device, [buffer])
+        wire, sent = compact.wire(), []
+        self.arrays: dict[str, Any] = {}
+        if compact.page_locked is not None:
+            sent.append(compact.page_locked.to(device, non_blocking=True))  # type: ignore[attr-defined]
+            self._add(wire, {"ids": 0}, sent[-1])
+        rest = {name: array for name, array in wire.items() if name not in self.arrays}
+        if rest:
+            places, total = {}, 0
+            for name, array in rest.items():
+                places[name] = total
+                total += -(-array.nbytes // ALIGNMENT) * ALIGNMENT
+            memory = pinned.empty(total)
+            host = np.empty(total, np.uint8) if memory is None else memory.numpy()
+            for name, array in rest.items():
+                host[places[name] : places[name] + array.nbytes] = array.reshape(-1).view(np.uint8)
+            if memory is None:
+                sent.append(torch.from_numpy(host).to(device))
+            else:
+                sent.append(memory.to(device, non_blocking=True))
+            self._add(rest, places, sent[-1])
+        self.copy = StreamCopy(torch, module, device, sent)
         self._fields: dict[tuple[str, Any], dict[int, Any]] = {}
         """Fields that wait for their batches, by the batch's first row, by name and stream: each stream has its own, so
         that none waits for another."""
+
+    def _add(self, wire: dict[str, npt.NDArray[Any]], places: dict[str, int], buffer: Any) -> None:
+        """Arrays that lie in a buffer on the device from these places on."""
+        for name, place in places.items():
+            array = wire[name]
+            part = buffer[place : place + array.nbytes] if buffer.numel() > array.nbytes else buffer
+            self.arrays[name] = part.view(_torch_kind(self.torch, array)).view(array.shape)
 
     def field(self, name: str, key: Any, first: int, rows: int) -> Any:
         """A field of the batch that begins at a row, for the current stream: a tensor of its own."""
