@@ -13,8 +13,7 @@ work       progress of other work that is counted
 tables     the table at the end of a run
 """
 
-from penstock.observe.display import LineDisplay, LiveDisplay, display_on, is_live
-from penstock.observe.moments import Moment, RateWindow
+from penstock.observe.display import LineDisplay, LiveDisplay, Moment, RateWindow, display_on, is_live
 from penstock.observe.pipelines import (
     Extent,
     LineProgress,

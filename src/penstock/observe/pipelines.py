@@ -13,8 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.errors import PenstockError
-from penstock.observe.display import LINE_SECONDS, LIVE_SECONDS, LineDisplay, LiveDisplay, is_live, printer
-from penstock.observe.moments import Moment, RateWindow
+from penstock.observe.display import (
+    LINE_SECONDS,
+    LIVE_SECONDS,
+    LineDisplay,
+    LiveDisplay,
+    Moment,
+    RateWindow,
+    is_live,
+    printer,
+)
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.report import Report
 from penstock.pipeline.stages import Source

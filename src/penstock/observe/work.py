@@ -18,8 +18,7 @@ from typing import Self
 from rich.console import Console
 
 from penstock.memory.budget import format_bytes
-from penstock.observe.display import LIVE_SECONDS, LineDisplay, LiveDisplay, display_on
-from penstock.observe.moments import Moment, RateWindow
+from penstock.observe.display import LIVE_SECONDS, LineDisplay, LiveDisplay, Moment, RateWindow, display_on
 
 _INTERVAL_SECONDS = 0.25
 

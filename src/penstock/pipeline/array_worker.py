@@ -235,11 +235,6 @@ class ArrayWorkers:
     def __len__(self) -> int:
         return len(self._workers)
 
-    @property
-    def pids(self) -> list[int]:
-        """The processes that run."""
-        return [worker.pid for worker in self._workers if worker.pid is not None]
-
     def start(self) -> None:
         """Start all processes, without waiting until they are ready."""
         for worker in self._workers:

@@ -84,8 +84,6 @@ class SqlSource(Source):
         self._row = self._first_row = 0
         self._last: Key | None = None
         """Key of the last row that was delivered."""
-        self._read_last: Key | None = None
-        """Key of the last row that was read."""
         self._reader: Iterator[pa.RecordBatch] | None = None
         self._pending: pa.RecordBatch | None = None
         self._ended = False
