@@ -17,6 +17,8 @@ new one, and of two processes that rename the same file one finds it gone.
 
 from __future__ import annotations
 
+import functools
+import operator
 import os
 import re
 from collections.abc import Iterator
@@ -29,6 +31,8 @@ _TEMPORARY = re.compile(r"\.[\w-]+~([\w-]+)\.tmp")
 _REJECTED = ".bad"
 _MEMBER = re.compile(r"([\w-]+)~l([\d.]+)~b(\d+)~d(\d+)")
 _CURSOR = re.compile(r"r(\d+)of(\d+)~read(\d+)~done(\d+)")
+_KNOWN_NAMES = 1 << 12
+"""Names whose meaning is remembered: of two listings, one after the other, most names are the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,15 @@ class QueueFile:
         ready = f"{self.number:012d}-n{self.batches}-s{self.start}-r{self.returns}-{self.checksum}.arrow"
         return ready if self.owner is None else f"{ready}.by-{self.owner}"
 
-    @classmethod
-    def parse(cls, name: str) -> QueueFile | None:
+    @staticmethod
+    @functools.lru_cache(_KNOWN_NAMES)
+    def parse(name: str) -> QueueFile | None:
         """The file of a name; None for any other name."""
         found = _FILE.fullmatch(name)
         if found is None:
             return None
         number, batches, start, returns, checksum, owner = found.groups()
-        return cls(int(number), int(batches), checksum, int(start), int(returns), owner)
+        return QueueFile(int(number), int(batches), checksum, int(start), int(returns), owner)
 
     def claimed(self, owner: str) -> QueueFile:
         return replace(self, owner=owner)
@@ -71,17 +76,17 @@ class QueueFile:
         return replace(self, owner=None, returns=self.returns + 1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SplitDirectory:
     """Directory of one split."""
 
     path: Path
 
-    @property
+    @functools.cached_property
     def lanes(self) -> Path:
         return self.path / "lanes"
 
-    @property
+    @functools.cached_property
     def cursors(self) -> Path:
         return self.path / "cursors"
 
@@ -92,7 +97,7 @@ class SplitDirectory:
         """Published files by number, claimed ones included."""
         # A file that is renamed during a listing can be missed or listed twice. Nothing is decided by a listing alone.
         found = {(file.number, file.owner): file for file in map(QueueFile.parse, self.names()) if file is not None}
-        return sorted(found.values(), key=lambda file: file.number)
+        return sorted(found.values(), key=operator.attrgetter("number"))
 
     def unknown_names(self) -> Iterator[str]:
         """Names that the queue did not make."""
@@ -201,7 +206,7 @@ def list_cursors(directory: Path) -> list[RankCursor]:
 def rename(directory: Path, old: str, new: str) -> bool:
     """Rename within a directory; False if the old name is gone."""
     try:
-        os.rename(directory / old, directory / new)
+        os.rename(os.path.join(directory, old), os.path.join(directory, new))
     except FileNotFoundError:
         return False
     return True
@@ -230,6 +235,16 @@ class Lane(NamedTuple):
     @property
     def name(self) -> str:
         return f"{self.number:012d}" if self.owner is None else f"{self.number:012d}.by-{self.owner}"
+
+    @staticmethod
+    @functools.lru_cache(_KNOWN_NAMES)
+    def parse(name: str) -> Lane | None:
+        """The lane of a name; None for any other name."""
+        found = _NAME.fullmatch(name)
+        return None if found is None else Lane(int(found[1]), found[2])
+
+
+_NUMBER = operator.attrgetter("number")
 
 
 class Lanes:
@@ -261,7 +276,7 @@ class Lanes:
     def ends(self, names: list[str] | None = None) -> list[int]:
         """Every end that is set: one at most, unless somebody made files by hand."""
         names = os.listdir(self.path) if names is None else names
-        return sorted(int(found[1]) for found in map(_END.fullmatch, names) if found)
+        return sorted(int(found[1]) for name in names if name[0] == "e" and (found := _END.fullmatch(name)))
 
     def set_end(self, batches: int | None) -> None:
         """Set the number of batches after which the split ends, or None for no end."""
@@ -294,7 +309,7 @@ class Lanes:
         return rename(self.path, lane.name, mine.name) or (self.path / mine.name).exists()
 
     def holds(self, number: int, owner: str) -> bool:
-        return (self.path / Lane(number, owner).name).exists()
+        return os.path.exists(os.path.join(self.path, Lane(number, owner).name))
 
     def advance(self, number: int, owner: str | None) -> bool:
         """Move the lane of a published number to its next number; False if that is done."""
@@ -330,10 +345,9 @@ class Lanes:
             lanes = {lane.number % self.count: lane for lane in _parse(names)}
             if len(lanes) == self.count:
                 break
-        return sorted(lanes.values(), key=lambda lane: lane.number), min(self.ends(names), default=None)
+        return sorted(lanes.values(), key=_NUMBER), min(self.ends(names), default=None)
 
 
 def _parse(names: list[str]) -> list[Lane]:
     """Lanes of a listing, by number: of two for one lane the later one counts."""
-    found = (_NAME.fullmatch(name) for name in names)
-    return sorted((Lane(int(name[1]), name[2]) for name in found if name), key=lambda lane: lane.number)
+    return sorted(filter(None, map(Lane.parse, names)), key=_NUMBER)

@@ -112,12 +112,13 @@ class Publisher:
         """Reserve the lowest free number; None if the backlog is full, or nothing is left to produce."""
         lanes = self._skip_consumed(self.lanes.all())
         end = None if self.max_batches is None else -(-self.max_batches // self.queue.description.batches_per_file)
-        free = [lane for lane in lanes if lane.owner is None and (end is None or lane.number < end)]
+        idle = [lane for lane in lanes if lane.owner is None]
+        free = idle if end is None else [lane for lane in idle if lane.number < end]
         if not free:
             return None
         # A lane's number tells how many of its files were produced.
-        producing = sum(lane.owner is not None for lane in lanes)
-        begun = sum(lane.number // self.lanes.count for lane in lanes) + producing
+        producing = len(lanes) - len(idle)
+        begun = sum([lane.number // self.lanes.count for lane in lanes]) + producing
         if begun >= self._next_look:
             self._next_look = begun - producing + self._room()
             if begun >= self._next_look and not self._is_needed(free[0].number):

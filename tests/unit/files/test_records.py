@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.files import records
 from penstock.files.records import CsvRecords, Cutter, JsonItems, JsonLines, Lines, WholeFile, first_newline
 
 
@@ -253,6 +254,21 @@ def test_two_items_without_a_comma_stay_in_one_piece() -> None:
 def test_a_comma_at_the_end_of_an_array_is_an_error() -> None:
     with pytest.raises(ValueError, match="comma at the end"):
         JsonItems(in_array=True).leftover(array(b",\n]"))
+
+
+@given(
+    blocks=st.lists(st.sampled_from([b"\n" * 80, b'{"a":1}\n', b'{"a":"' + b"x" * 200 + b'"}\n', b" \n", b"\r\n"])),
+    stride=st.sampled_from([1, 2, 61, 10**6]),
+)
+def test_rows_of_json_lines_do_not_depend_on_the_bytes_that_tell_their_length(blocks: list[bytes], stride: int) -> None:
+    data = b"".join(blocks)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "_STRIDE", stride)
+        ready, rows = JsonLines().prepare(array(data))
+    assert [json.loads(line) for line in ready.tobytes().splitlines() if line.strip()] == [
+        json.loads(line) for line in data.splitlines() if line.strip()
+    ]
+    assert rows == sum(bool(line.strip()) for line in data.splitlines())
 
 
 def test_preparing_blanks_what_separates_items_and_nothing_else() -> None:

@@ -47,6 +47,8 @@ class RowGroups:
                     _check_groups(opened, self.metadata, self.numbers, columns, self.checksums)
                 source = self.path if self.ranges is None else pa.PythonFile(self.ranges, mode="r")
                 options: Any = {"pre_buffer": False, "page_checksum_verification": self.pages}
+                if self.ranges is None:  # otherwise a column is read as a whole, into memory that is new each time
+                    options["buffer_size"] = _READ_AHEAD_BYTES
                 file = stack.enter_context(pq.ParquetFile(source, metadata=self.metadata, **options))
                 rows = self.skip + self.rows
                 pieces = list(file.iter_batches(rows, row_groups=self.numbers, columns=columns, use_threads=False))
