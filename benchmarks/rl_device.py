@@ -3,11 +3,12 @@
     python benchmarks/rl_device.py                       # on "cuda", or on the CPU if there is none
     python benchmarks/rl_device.py --runs 51 --sizes 512x4096
 
-`ms` is the median time of a call until the device is done, `syncs` the number of times that the call waits for the
-device (`torch.cuda.set_sync_debug_mode`), `blocked ms` the time that the call holds the host while the device has some
-50 ms of other work to do first. The plain formulas compute in float32, without checks and without presets; penstock's
-in float64. Their results are compared before the timing. `assembly` turns rollouts of NumPy arrays into a padded batch
-with GRPO advantages on the device; the plain way pads row by row.
+`ms` is the median time of a call until the device is done, `ratio` that of penstock over that of plain torch, `syncs`
+the number of times that the call waits for the device (`torch.cuda.set_sync_debug_mode`), `blocked ms` the time that
+the call holds the host while the device has some 50 ms of other work to do first, `compiled ms` (`--compiled`) the time
+of the same call of penstock under `torch.compile`. The plain formulas compute in float32, without checks and without
+presets; penstock's in float64. Their results are compared before the timing. `assembly` turns rollouts of NumPy arrays
+into a padded batch with GRPO advantages on the device; the plain way pads row by row.
 """
 
 from __future__ import annotations
@@ -204,22 +205,28 @@ def blocked(work: Callable[[], Any], device: str) -> str:
     return f"{held:.2f}"
 
 
-def functions(rows: int, tokens: int, device: str, runs: int) -> str:
+def functions(rows: int, tokens: int, device: str, runs: int, *, compiled: bool) -> str:
     lines = []
     for case in cases(rows, tokens, device):
         works = [work for work in (case.ours, case.plain) if work is not None]
         results = [work() for work in works]
-        apart = f"{largest_difference(*results):.1e}" if case.plain is not None else "-"
+        apart = f"{largest_difference(*results[:2]):.1e}" if case.plain is not None else "-"
+        if compiled:
+            torch._dynamo.reset()
+            works.append(torch.compile(case.ours))
         times: list[list[float]] = [[] for _ in works]
         for _ in range(3 + runs):
             for work, taken in zip(works, times):
                 taken.append(milliseconds(work, device))
+        medians = [median(taken[3:]) for taken in times]
         cells = []
-        for work, taken in zip(works, times):
-            cells += [f"{median(taken[3:]):.3f}", syncs(work, device), blocked(work, device)]
-        lines.append([case.name, *cells, *["-"] * (6 - len(cells)), apart])
-    head = ["", "ms", "syncs", "blocked ms", "plain ms", "syncs", "blocked ms", "difference"]
-    return str(table(head, lines))
+        for work, taken in list(zip(works, medians))[: 1 if case.plain is None else 2]:
+            cells += [f"{taken:.3f}", syncs(work, device), blocked(work, device)]
+        ratio = "-" if case.plain is None else f"{medians[0] / medians[1]:.2f}"
+        more = [f"{medians[-1]:.3f}"] if compiled else []
+        lines.append([case.name, *cells, *["-"] * (6 - len(cells)), ratio, apart, *more])
+    head = ["", "ms", "syncs", "blocked ms", "plain ms", "syncs", "blocked ms", "ratio", "difference"]
+    return str(table([*head, "compiled ms"] if compiled else head, lines))
 
 
 def assembly(rows: int, tokens: int, device: str, runs: int) -> str:
@@ -265,9 +272,17 @@ def assembly(rows: int, tokens: int, device: str, runs: int) -> str:
     again = iter(held)
     next(again)
     fields = ("input_ids", "attention_mask")
+
+    def read(batch: Any) -> list[Any]:
+        """What the plain way makes."""
+        mask, rewards = batch.response_mask, batch.rewards
+        given = [batch.old_log_probs, batch.ref_log_probs, batch.advantages]
+        return [batch.input_ids, batch.attention_mask, mask, *given, rewards]
+
     ways = {
-        "penstock": lambda: next(iter(loader())),
-        f"penstock, fields={fields}": lambda: next(iter(loader(fields=fields))),
+        "penstock, the same arrays": lambda: read(next(iter(loader()))),
+        "penstock, and the labels": lambda: (batch := next(iter(loader())), read(batch), batch.labels),
+        f"penstock, fields={fields}": lambda: read(next(iter(loader(fields=fields)))),
         "penstock, a further minibatch": lambda: next(again),
         "plain torch": plain,
     }
@@ -275,7 +290,9 @@ def assembly(rows: int, tokens: int, device: str, runs: int) -> str:
     for _ in range(runs):
         for name, way in ways.items():
             taken[name].append(milliseconds(way, device))
-    return str(table(["assembly", "ms"], [[name, f"{median(times):.1f}"] for name, times in taken.items()]))
+    plainly = median(taken["plain torch"])
+    lines = [[name, f"{median(times):.1f}", f"{median(times) / plainly:.2f}"] for name, times in taken.items()]
+    return str(table(["assembly", "ms", "ratio"], lines))
 
 
 def main() -> None:
@@ -284,13 +301,14 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["512x4096", "64x512"], help="rows x tokens")
     parser.add_argument("--runs", type=int, default=31)
     parser.add_argument("--no-assembly", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="torch.compile of the same calls, too: minutes more")
     options = parser.parse_args()
     name = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
     print(f"torch {torch.__version__}, {name}")
     for size in options.sizes:
         rows, tokens = map(int, size.split("x"))
         print(f"\n{rows} x {tokens}\n")
-        print(functions(rows, tokens, options.device, options.runs))
+        print(functions(rows, tokens, options.device, options.runs, compiled=options.compiled))
         if not options.no_assembly:
             print()
             print(assembly(rows, tokens, options.device, min(options.runs, 7)))

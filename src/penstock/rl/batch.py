@@ -9,13 +9,22 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from penstock.batching.backends import Backend, get_backend
+from penstock.batching.backends import Backend, backend_of, get_backend
 from penstock.batching.backends.base import Array, Device
 from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.batching.batch import TrainingBatch
 from penstock.batching.collate import IGNORE
 from penstock.errors import ConfigError
-from penstock.rl.collate import FILLS, LENGTH_FIELDS, RolloutLayout, TokenLayout, widths
+from penstock.rl.collate import (
+    DEFERRED_FIELDS,
+    FILLS,
+    LENGTH_FIELDS,
+    SUPERVISED,
+    RolloutLayout,
+    SupervisedTokens,
+    TokenLayout,
+    widths,
+)
 from penstock.rl.minibatches import micro_batches_of
 from penstock.rl.rollout import objects
 
@@ -28,8 +37,8 @@ _GIVEN = ("old_log_probs", "ref_log_probs", "values", "token_scores")
 
 
 @dataclass(frozen=True, slots=True)
-class _LengthFields:
-    """Source of the fields that follow from lengths alone, which nothing writes into."""
+class _DeferredSource:
+    """Source of the fields that are made when they are read, which nothing writes into."""
 
     names: frozenset[str]
     left: int
@@ -37,17 +46,28 @@ class _LengthFields:
     width: int
     prompts: Ints
     responses: Ints
+    supervised: SupervisedTokens | None
+    """Source of labels and loss_mask; None if these are not made later."""
+    integer: npt.DTypeLike
 
     def make(self, name: str, ids: Array) -> Array:
-        """Field in the type of the ids, on their device."""
+        """Field in the type of the ids, or of masks, on the device of the ids."""
         arrays = operations_of(ids, gradients=True)
+        if name not in LENGTH_FIELDS:
+            assert self.supervised is not None
+            found = self.supervised.make(name, self.left, self.width, self.integer)
+            place = getattr(ids, "sharding", getattr(ids, "device", None))
+            made: Array = backend_of(ids).from_numpy(found, device=place)
+            return made if name == "loss_mask" else arrays.like(made, ids)
         columns = arrays.count_up(self.width)[None, :]
         begin, end = (arrays.put(at[:, None]) for at in (self.left - self.prompts, self.left + self.responses))
         inside = (columns >= begin) & (columns < end)
         return arrays.like(inside if name == "attention_mask" else arrays.xp.where(inside, columns - begin, 0), ids)
 
-    def take(self, rows: Ints, left: int, width: int) -> _LengthFields:
-        return _LengthFields(self.names, left, width, self.prompts[rows], self.responses[rows])
+    def take(self, rows: Ints, left: int, width: int) -> _DeferredSource:
+        lengths = self.prompts[rows], self.responses[rows]
+        supervised = None if self.supervised is None else self.supervised.take(rows)
+        return _DeferredSource(self.names, left, width, *lengths, supervised, self.integer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +101,9 @@ def _versions(columns: tuple[Array, ...]) -> tuple[int, ...] | None:
 
 
 class _DeferredBatch(TrainingBatch):
-    """Training batch that makes attention_mask and position_ids of padded rows when they are first read."""
+    """Training batch that makes some fields of padded rows when they are first read (`DEFERRED_FIELDS`)."""
 
-    _length_fields: _LengthFields | None = None
+    _source: _DeferredSource | None = None
 
     def to_numpy(self) -> dict[str, Any]:
         self._make_all()
@@ -94,8 +114,13 @@ class _DeferredBatch(TrainingBatch):
             self._make_all()  # in the type of the ids before
         super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        state = dict(super().__getstate__())  # with all fields made
+        state.pop("_source", None)
+        return state
+
     def _make_all(self) -> None:
-        for key in LENGTH_FIELDS:
+        for key in DEFERRED_FIELDS:
             getattr(self, key)
 
     def _arrays(self) -> dict[str, Array]:
@@ -103,15 +128,15 @@ class _DeferredBatch(TrainingBatch):
         return self._made()
 
     def _derived(self, name: str) -> Array | None:
-        """Field that follows from the lengths; None if it was not asked for."""
-        source = self._length_fields
+        """Field of the source; None if it was not asked for."""
+        source = self._source
         if source is None or self.input_ids is None or name not in source.names:
             return None
         return source.make(name, self.input_ids)
 
     def _copy_removed(self, batch: _DeferredBatch) -> None:
         """Fields that were set to None are not made again."""
-        for key in LENGTH_FIELDS:
+        for key in DEFERRED_FIELDS:
             if vars(self).get(key, ...) is None:
                 setattr(batch, key, None)
 
@@ -136,7 +161,7 @@ class _DerivedField:
             made[self._name] = value
 
 
-for _name in LENGTH_FIELDS:
+for _name in DEFERRED_FIELDS:
     setattr(_DeferredBatch, _name, _DerivedField(_name))
 
 
@@ -172,8 +197,8 @@ class RolloutBatch(_RowProperties):
     `to` and `pin_memory` include the arrays in metadata. Properties of missing columns are None. The critic's values
     are `metadata["values"]`, since a mapping has a method of that name.
 
-    attention_mask and position_ids of a loader's padded batch are made when they are first read, on the device that the
-    batch is on, from lengths of their own: a changed field or column changes no other.
+    attention_mask, position_ids, labels and loss_mask of a loader's padded batch are made when they are first read, on
+    the device that the batch is on, from a source of their own: a changed field or column changes no other.
     """
 
     _known_lengths: _KnownLengths | None = None
@@ -191,6 +216,7 @@ class RolloutBatch(_RowProperties):
     ) -> Self:
         """Batch of the arrays that `assemble` made, sharing their memory if the framework can."""
         chosen, given = get_backend(backend), dict(metadata or {})
+        supervised = given.pop(SUPERVISED, None)
         lengths = None
         if "prompt_length" in given:
             lengths = given["prompt_length"].astype(np.int64), given["response_length"].astype(np.int64)
@@ -206,9 +232,9 @@ class RolloutBatch(_RowProperties):
             batch._known_lengths = _KnownLengths.of(lengths, batch.metadata)
             layout = given.get("layout")
             if isinstance(layout, RolloutLayout) and layout.form.padding == "sides":
-                names = layout.form.fields.intersection(LENGTH_FIELDS)
+                names = layout.form.fields.intersection(LENGTH_FIELDS if supervised is None else DEFERRED_FIELDS)
                 left, width = layout.prompt_width, batch.input_ids.shape[1]
-                batch._length_fields = _LengthFields(names, left, width, *lengths)
+                batch._source = _DeferredSource(names, left, width, *lengths, supervised, layout.form.integer)
         return batch
 
     @property
@@ -383,8 +409,8 @@ class RolloutBatch(_RowProperties):
         lengths = prompts[chosen], responses[chosen]
         batch._known_lengths = _KnownLengths.of(lengths, metadata)
         batch._num_tokens = int(sum(part.sum() for part in lengths))
-        if self._length_fields is not None:
-            batch._length_fields = self._length_fields.take(chosen, left, batch.input_ids.shape[1])
+        if self._source is not None:
+            batch._source = self._source.take(chosen, left, batch.input_ids.shape[1])
         self._copy_removed(batch)
         return batch
 
@@ -494,7 +520,7 @@ class RolloutBatch(_RowProperties):
             key: change(value) if isinstance(value, kind) else value for key, value in batch.metadata.items()
         }
         batch._known_lengths = None if lengths is None else _KnownLengths.of(lengths, batch.metadata)
-        batch._length_fields = self._length_fields
+        batch._source = self._source
         self._copy_removed(batch)
         return batch
 

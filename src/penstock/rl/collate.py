@@ -28,6 +28,10 @@ IntOrInts = TypeVar("IntOrInts", int, Ints)
 
 LENGTH_FIELDS = ("attention_mask", "position_ids")
 """Fields of padded rows that follow from the lengths alone."""
+DEFERRED_FIELDS = (*LENGTH_FIELDS, "labels", "loss_mask")
+"""Fields of padded rows that can be made later."""
+SUPERVISED = "supervised_tokens"
+"""Metadata that `assemble` leaves for `RolloutBatch`: the source of labels and loss mask."""
 FILLS = {"denominators": 1}
 """Fill of per-token metadata outside of responses, if not 0."""
 _TOKEN_NAMES = {
@@ -167,6 +171,34 @@ class TokenLayout:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class SupervisedTokens:
+    """Source of the labels and the loss mask of padded rows: columns of a table, which nothing writes into."""
+
+    ids: Ragged
+    mask: Ragged
+    rows: Ints
+    """Row of the table for each row of the batch."""
+    lengths: Ints
+    """Tokens of each response that are in the batch."""
+
+    def make(self, name: str, left: int, width: int, integer: npt.DTypeLike) -> npt.NDArray[Any]:
+        """Field with `left` columns before the responses, of `width` columns."""
+        shape, at = (len(self.rows), width), np.arange(len(self.rows), dtype=np.int64) * width + left
+        starts, lengths = self.mask.offsets[self.rows], np.minimum(self.lengths, width - left)
+        if name == "loss_mask":
+            found = _between(shape, np.bool_, at, lengths)
+            _copy(self.mask.values, starts, lengths, found, at)
+            return found
+        where = None if bool(self.mask.flat.all()) else (self.mask.values, starts)
+        found = _filled(shape, integer, IGNORE) if where else _between(shape, integer, at, lengths, IGNORE)
+        _copy(self.ids.values, self.ids.offsets[self.rows], lengths, found, at, where)
+        return found
+
+    def take(self, rows: Ints) -> SupervisedTokens:
+        return replace(self, rows=self.rows[rows], lengths=self.lengths[rows])
+
+
 def widths(prompts: Ints, responses: Ints, form: RolloutForm) -> tuple[int, int]:
     """Columns for prompts and for responses of these lengths. Responses have at least one."""
     multiple = form.pad_to_multiple_of
@@ -198,7 +230,8 @@ def assemble(
     loss is. "sequence_advantages" without "advantages" make these: the number of a row, where the response mask is 1.
     Floats have at most 32 bits, names are lists. "layout" lists which is which.
 
-    `deferred` leaves out the fields that `RolloutBatch` makes of the lengths when they are read (`LENGTH_FIELDS`).
+    `deferred` leaves out the fields of padded rows that `RolloutBatch` makes when they are read (`DEFERRED_FIELDS`),
+    and adds their source to the metadata.
 
     `num_items_in_batch` is the number of supervised tokens of the global batch; None: of this one.
     """
@@ -211,35 +244,38 @@ def assemble(
     layout = TokenLayout.of(parts.prompts, parts.responses, form)
     shape, left = (layout.rows, layout.tokens), layout.prompt_width
 
-    ids = _filled(shape, form.integer, form.pad_id)
+    ids = _between(shape, form.integer, layout.at, layout.lengths, form.pad_id)
     _copy(_fitting("prompt_ids", table, parts, form).values, parts.prompt_starts, parts.prompts, ids, layout.at)
     parts.copy_responses(_fitting("response_ids", table, parts, form), ids, layout.responses)
-    mask = _filled(layout.column_shape, np.bool_)
+    mask = _between(layout.column_shape, np.bool_, layout.columns, parts.responses)
     parts.copy_responses(table.loss_mask, mask, layout.columns)
     _check_first_tokens(table, parts)
 
-    made = form.fields.difference(LENGTH_FIELDS) if deferred else form.fields
+    deferred = deferred and form.padding == "sides"
+    made = form.fields.difference(DEFERRED_FIELDS) if deferred else form.fields
     arrays: dict[str, Any] = {"input_ids": ids} | layout.fields(form, made)
-    if "labels" in form.fields:
+    if "labels" in made:
         arrays["labels"] = _filled(shape, form.integer, IGNORE)
         np.copyto(arrays["labels"][:, left:], ids[:, left:], where=mask)
-    if "loss_mask" in form.fields:
+    if "loss_mask" in made:
         arrays["loss_mask"] = _filled(shape, np.bool_)
         arrays["loss_mask"][:, left:] = mask
     arrays["num_items_in_batch"] = int(np.count_nonzero(mask)) if num_items_in_batch is None else num_items_in_batch
 
     metadata: dict[str, Any] = {"response_mask": mask}
+    if deferred:
+        own = parts.rows.copy(), parts.responses.copy()  # the lengths are metadata, which may be written into
+        metadata[SUPERVISED] = SupervisedTokens(table.response_ids, table.loss_mask, *own)
     for name, column in token_columns.items():
-        metadata[name] = _filled(layout.column_shape, _narrow(column.values.dtype, form))
+        kind = _narrow(column.values.dtype, form)
+        metadata[name] = _between(layout.column_shape, kind, layout.columns, parts.responses)
         parts.copy_responses(column, metadata[name], layout.columns)
     if "sequence_advantages" in row_columns and "advantages" not in token_columns:
         of_rows = row_columns["sequence_advantages"].astype(np.float32)
-        metadata["advantages"] = _filled(layout.column_shape, np.float32)
-        if form.padding == "free":
-            _repeat(metadata["advantages"], layout.columns, parts.responses, of_rows)
+        metadata["advantages"] = _between(layout.column_shape, np.float32, layout.columns, parts.responses)
+        _repeat(metadata["advantages"], layout.columns, parts.responses, of_rows)
+        if not table.loss_mask.flat.all():
             np.copyto(metadata["advantages"], 0, where=~mask)
-        else:
-            np.copyto(metadata["advantages"], of_rows[:, None], where=mask)
         token_names = (*token_columns, "advantages")
     else:
         token_names = tuple(token_columns)
@@ -408,21 +444,53 @@ def _lengths(column: Ragged, rows: Ints) -> Ints:
 
 def _filled(shape: tuple[int, ...], dtype: npt.DTypeLike, fill: int = 0) -> npt.NDArray[Any]:
     """Array of one number, aligned so that frameworks can share its memory."""
-    kind = np.dtype(dtype)
-    nbytes = int(np.prod(shape)) * kind.itemsize
-    memory = np.zeros(nbytes + ALIGNMENT, np.uint8)  # zeros from the system: no page is written twice
-    start = -memory.ctypes.data % ALIGNMENT
-    array = memory[start : start + nbytes].view(kind).reshape(shape)
-    if fill:
-        array.fill(fill)
+    if not fill:
+        return _aligned(shape, np.dtype(dtype), np.zeros)  # zeros from the system: no page is written twice
+    array = _aligned(shape, np.dtype(dtype), np.empty)
+    array.fill(fill)
     return array
 
 
-def _copy(values: npt.NDArray[Any], starts: Ints, lengths: Ints, out: npt.NDArray[Any], at: Ints) -> None:
-    """Copy rows slice by slice: faster than an index of all elements, from a few dozen elements on."""
+def _between(shape: tuple[int, ...], dtype: npt.DTypeLike, at: Ints, lengths: Ints, fill: int = 0) -> npt.NDArray[Any]:
+    """Array like `_filled` in which only the places before, between and after these pieces are written; pieces are in
+    the order of their places."""
+    array = _aligned(shape, np.dtype(dtype), np.empty)
+    flat, end = array.reshape(-1), 0
+    for place, following in zip(at.tolist(), (at + lengths).tolist()):
+        flat[end:place] = fill
+        end = following
+    flat[end:] = fill
+    return array
+
+
+def _aligned(shape: tuple[int, ...], kind: np.dtype[Any], make: Any) -> npt.NDArray[Any]:
+    nbytes = int(np.prod(shape)) * kind.itemsize
+    memory: npt.NDArray[np.uint8] = make(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + nbytes].view(kind).reshape(shape)
+
+
+def _copy(
+    values: npt.NDArray[Any],
+    starts: Ints,
+    lengths: Ints,
+    out: npt.NDArray[Any],
+    at: Ints,
+    where: tuple[npt.NDArray[np.bool_], Ints] | None = None,
+) -> None:
+    """Copy rows slice by slice: faster than an index of all elements, from a few dozen elements on.
+
+    `where` has flags and the start of each row in them: only values with true flags are copied.
+    """
     flat = out.reshape(-1)
-    for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist()):
-        flat[place : place + length] = values[start : start + length]
+    if where is None:
+        for start, length, place in zip(starts.tolist(), lengths.tolist(), at.tolist()):
+            flat[place : place + length] = values[start : start + length]
+        return
+    flags, firsts = where
+    for start, length, place, first in zip(starts.tolist(), lengths.tolist(), at.tolist(), firsts.tolist()):
+        kept = flags[first : first + length]
+        np.copyto(flat[place : place + length], values[start : start + length], casting="same_kind", where=kept)
 
 
 def _repeat(out: npt.NDArray[Any], at: Ints, lengths: Ints, values: npt.NDArray[Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -15,9 +14,11 @@ import numpy.typing as npt
 
 from penstock._suggest import check_options, did_you_mean, named_options
 from penstock.arrays.ragged import Ragged
+from penstock.batching.backends.operations import operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl import advantages as known
 from penstock.rl.advantages.estimators import ESTIMATORS, EstimatorEntry, EstimatorFunction, TokenInputs
+from penstock.rl.advantages.losses import divisors_of
 from penstock.rl.advantages.presets import PRESETS, Preset
 from penstock.rl.rollout import RolloutTable
 
@@ -429,12 +430,9 @@ class _RolloutBatchAdvantages:
 
 def denominators(supervised: Ints, spec: AdvantageSpec, *, ranks: int = 1) -> Floats:
     """Divisors of the token losses of each row of a minibatch; `supervised` counts the tokens of each row."""
-    mask = np.arange(max(1, operator.index(supervised.max(initial=1)))) < supervised[:, None]
-    return np.asarray(
-        known.loss_denominators(
-            mask, spec.loss_aggregation, preset=spec.preset, max_length=spec.max_length, ranks=ranks, empty="zero"
-        )
-    )
+    arrays, lengths = operations_of(supervised), supervised.astype(np.float64)
+    kind, most = spec.loss_aggregation, spec.max_length
+    return np.asarray(divisors_of(arrays, lengths, kind, spec.rules, max_length=most, ranks=ranks))
 
 
 def row_sums(column: Ragged) -> Floats:

@@ -134,6 +134,8 @@ def staleness(table: RolloutTable, version: int | None) -> Ints:
 def supervised_counts(table: RolloutTable) -> Ints:
     """(N,) supervised tokens of each response."""
     mask, found = table.loss_mask, np.zeros(len(table), np.int64)
+    if mask.flat.all():
+        return mask.lengths
     some = np.flatnonzero(mask.lengths)
     if len(some):
         found[some] = np.add.reduceat(mask.flat, (mask.offsets[:-1] - mask.offsets[0])[some], dtype=np.int64)

@@ -189,6 +189,45 @@ def test_large_batches_are_computed_in_blocks_of_rows(
         compare(CASES[name](given), expected[name])
 
 
+KERNELS = {
+    "grpo": 8,
+    "grpo with ids of the host": 23,
+    "grpo with ids of the device": 43,
+    "grpo on tokens": 10,
+    "dr_grpo": 6,
+    "gae": 12,
+    "gae, skip": 30,
+    "gae, plain": 27,
+    "reward_to_go": 9,
+    "token_rewards": 11,
+    "reinforce_plus_plus": 48,
+    "whiten": 19,
+    "loss_denominators": 9,
+    "kl_estimate": 6,
+    "aggregate_loss": 5,
+}
+"""Operations of torch that a call may have, other than views. Small batches cost what it takes to launch them."""
+VIEWS = {"view", "_unsafe_view", "slice", "select", "expand", "unsqueeze", "detach", "alias"}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_call_has_few_operations(name: str, deferred: None) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen: list[str] = []
+
+    class Counter(TorchDispatchMode):  # type: ignore[misc]
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function.overloadpacket.__name__)
+            return function(*args, **(kwargs or {}))
+
+    given = arrays("cpu")
+    with Counter():
+        CASES[name](given)
+    kernels = [each for each in seen if each not in VIEWS]
+    assert len(kernels) <= KERNELS[name], kernels
+
+
 def nan_rows(array: Any) -> list[int]:
     wrong = torch.isnan(array)
     return torch.nonzero(wrong if wrong.ndim == 1 else wrong.any(1)).flatten().tolist()  # type: ignore[no-any-return]

@@ -845,3 +845,21 @@ def test_padding_never_changes_a_rollout(rows: list[tuple[int, list[bool], int]]
         "reward": np.ones(len(rows)),
     }
     same(read_rollouts(padded, all_masked="keep"), read_rollouts(ragged, all_masked="keep"))
+
+
+@pytest.mark.parametrize("largest", [5, 2**31 - 1, 2**31, 2**40])
+@pytest.mark.parametrize("dtype", [np.int64, np.int32, np.uint32])
+def test_ids_of_arrays_are_as_narrow_as_all_of_them_allow(largest: int, dtype: Any) -> None:
+    if largest > np.iinfo(dtype).max:
+        pytest.skip("not an id of this type")
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, 9, size).astype(dtype) for size in (1, 3, 40_000, 2, 70_000, 1)]
+    rows[3][1] = largest
+    table = read_rollouts([{"prompt_ids": [1], "response_ids": row, "reward": 0.0} for row in rows])
+    assert table.response_ids.values.dtype == (np.int32 if largest < 2**31 else np.int64)
+    assert table.response_ids.lengths.tolist() == [*map(len, rows)]
+    assert all(np.array_equal(found, row) for found, row in zip(table.response_ids, rows))
+    rows[4] = rows[4].astype(np.int64)
+    rows[4][60_000] = -1
+    with pytest.raises(DataError, match="-1 at token 60000"):
+        read_rollouts([{"prompt_ids": [1], "response_ids": row, "reward": 0.0} for row in rows])

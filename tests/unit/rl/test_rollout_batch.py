@@ -396,7 +396,7 @@ def test_trls_own_loss_of_a_batch_is_that_of_its_rollouts_one_by_one(tmp_path: P
     assert sum(losses[1:]) == pytest.approx(expected, rel=1e-4)
 
 
-DEFERRED = ("attention_mask", "position_ids")
+DEFERRED = ("attention_mask", "position_ids", "labels", "loss_mask")
 
 
 def made(batch: RolloutBatch) -> set[str]:
@@ -423,7 +423,16 @@ def test_moving_a_batch_and_taking_rows_makes_no_field() -> None:
     assert batch.num_tokens == 25
     assert batch.position_ids is batch.position_ids
     assert made(batch) == {"position_ids"}
+    assert batch.labels is batch.labels
+    assert made(batch) == {"position_ids", "labels"}
     assert set(batch) == {"input_ids", "attention_mask", "labels", "position_ids"}
+
+
+def test_a_pickled_batch_carries_its_fields_and_not_the_rollouts_of_others() -> None:
+    table = make_table([(3, 4)] * 400)
+    small, one = make_batch(make_table([(3, 4)]), "numpy", deferred=True), make_batch(table, "numpy", deferred=True)
+    sizes = [len(pickle.dumps(batch)) for batch in (small, one.take([0]))]
+    assert sizes[1] < sizes[0] + 1_000
 
 
 def test_a_field_that_was_removed_or_set_is_not_made_again() -> None:
@@ -442,7 +451,7 @@ def test_fields_stay_those_of_the_ids_that_were_replaced() -> None:
     batch = make_batch(make_table(LENGTHS), "numpy", deferred=True)
     expected = host(make_batch(make_table(LENGTHS), "numpy"))
     batch["input_ids"] = np.zeros((1, 2), np.int32)
-    for name in ("labels", "loss_mask", *DEFERRED):
+    for name in DEFERRED:
         assert same(expected[name], batch[name])
         assert batch[name].dtype == expected[name].dtype
 
@@ -461,7 +470,7 @@ def test_writes_into_a_field_or_a_column_change_no_other_field(name: str, paddin
         del written.metadata["layout"]
         for each in (batch, written):
             found = host(each)
-            for field in {"labels", "loss_mask", *DEFERRED} & expected.keys():
+            for field in {*DEFERRED} & expected.keys():
                 assert same(expected[field], found[field]), field
 
 
@@ -474,7 +483,7 @@ def test_fields_of_taken_rows_are_those_of_the_rows_before_the_lengths_changed(n
         batch.metadata["response_length"] = batch.metadata["response_length"].clip(0, 2)
     expected, found = host(whole.take([2, 0])), host(late.take([2, 0]))
     assert found["input_ids"].shape == (2, 3)
-    assert all(same(expected[field], found[field]) for field in ("labels", "loss_mask", *DEFERRED))
+    assert all(same(expected[field], found[field]) for field in DEFERRED)
 
 
 def test_rows_are_taken_by_the_lengths_that_metadata_has_now(backend: str) -> None:

@@ -25,6 +25,7 @@ from penstock.batching.backends.lookup import backend_name, get_backend
 from penstock.errors import ConfigError
 
 BlockFunction: TypeAlias = Callable[..., tuple[Array, ...]]
+Operation: TypeAlias = Callable[[Any, Any], Any]
 
 CACHED = 1 << 16
 """Elements of a block of rows on a CPU: a few float64 arrays of that size fit into cache."""
@@ -32,13 +33,11 @@ AT_ONCE = 1 << 27
 """Elements of a block of rows elsewhere: bounds the memory of intermediate results."""
 
 
-class ArrayOperations:
-    """Operations of one framework on one device; the defaults suit mutable arrays."""
+class ArrayConversions:
+    """Arrays of one framework on one device: from other arrays, from numbers, and in other types."""
 
     name: str
     xp: Any
-    at_once: int = AT_ONCE
-    """Elements of a block of rows that is processed at a time."""
     on_host: bool = False
     """True if arrays are NumPy's, so that their values may decide how to go on."""
     check: bool = False
@@ -55,9 +54,17 @@ class ArrayOperations:
         """Array in the widest floats that the framework and the device compute with."""
         raise NotImplementedError
 
+    def like(self, array: Array, other: Array) -> Array:
+        """Array in the type of `other`."""
+        return array.astype(other.dtype)
+
     def put(self, array: npt.NDArray[Any]) -> Array:
         """NumPy array on this device."""
         raise NotImplementedError
+
+    def put_all(self, *arrays: npt.NDArray[Any]) -> list[Array]:
+        """NumPy arrays of one dimension on this device, in one copy if the framework can."""
+        return [self.put(array) for array in arrays]
 
     def zeros(self, size: int, like: Array) -> Array:
         """Zeros in one dimension, in the type of `like`."""
@@ -67,9 +74,43 @@ class ArrayOperations:
         """Mask that is true everywhere."""
         return self.xp.ones(shape, dtype=bool)
 
-    def count_up(self, size: int) -> Array:
-        """0, 1, 2 ..."""
-        return self.xp.arange(size)
+    def count_up(self, size: int, step: int = 1) -> Array:
+        """0, step, 2 step ...: so many numbers."""
+        return self.xp.arange(0, size * step, step)
+
+    def host(self, array: Array) -> npt.NDArray[Any]:
+        """NumPy array with the same values; waits for a device."""
+        return np.asarray(array)
+
+    def give(self, array: Array) -> Array:
+        """Result for the caller, in the caller's framework."""
+        return array
+
+
+class ArrayOperations(ArrayConversions):
+    """Operations of one framework on one device; the defaults suit mutable arrays."""
+
+    at_once: int = AT_ONCE
+    """Elements of a block of rows that is processed at a time."""
+
+    def kept(self, mask: Array, array: Array, blank: Array | float = 0.0) -> Array:
+        """Array where the mask is true, `blank` elsewhere."""
+        return self.xp.where(mask, array, blank)
+
+    def into(self, operation: Operation, left: Array, right: Array | float, like: Array) -> Array:
+        """`operation(left, right)` in the type of `like`; operations are those of the module `operator`."""
+        return self.like(operation(left, right), like)
+
+    def count_true(self, mask: Array, like: Array) -> Array:
+        """Number of true elements, in the type of `like`."""
+        return self.xp.sum(self.like(mask, like))
+
+    def sum_of_squares(self, array: Array) -> Array:
+        return self.xp.sum(array * array)
+
+    def nan_if_false(self, flags: Array) -> Array:
+        """0 for true, NaN for false."""
+        return 0.0 / flags
 
     def segment_sum(self, array: Array, index: Array, count: int) -> Array:
         """Sum of the elements of each of `count` segments; `index` is the segment of each element."""
@@ -83,21 +124,9 @@ class ArrayOperations:
         """Indices that sort an array; equal elements stay in order."""
         return self.xp.argsort(array)
 
-    def like(self, array: Array, other: Array) -> Array:
-        """Array in the type of `other`."""
-        return array.astype(other.dtype)
-
-    def host(self, array: Array) -> npt.NDArray[Any]:
-        """NumPy array with the same values; waits for a device."""
-        return np.asarray(array)
-
-    def give(self, array: Array) -> Array:
-        """Result for the caller, in the caller's framework."""
-        return array
-
     def row_std_mean(self, array: Array, ddof: int) -> tuple[Array, Array] | None:
-        """Standard deviation and mean of each row, exactly 0 and exactly the number if a row is one number; None if
-        the framework has no such function."""
+        """Standard deviation and mean of each row, exactly 0 and exactly the number if a row is one number; both are
+        NaN for a row with a number that is not finite. None if the framework has no such function."""
         return None
 
     def running_counts(self, mask: Array) -> Array:
@@ -105,8 +134,8 @@ class ArrayOperations:
         return self.xp.cumsum(mask * 1, axis=1)
 
     def suffix_sums(self, array: Array) -> Array:
-        """Sum of each element of a row and all after it."""
-        return self.xp.cumsum(array[:, ::-1], axis=1)[:, ::-1]
+        """Sum of each element of a row and all after it, in the widest floats."""
+        return self.xp.cumsum(self.wide(array)[:, ::-1], axis=1)[:, ::-1]
 
     def powers(self, base: float, size: int, like: Array) -> Array:
         """`base ** (k - j)` where k >= j, else 0: a row times this is its discounted sums from each element on."""
@@ -186,15 +215,17 @@ def operations_of(*values: Any, gradients: bool = False, check: bool = False) ->
 
     With `gradients`, operations let gradients pass. With `check`, values may be read although they are on a device.
     """
-    found: list[ArrayOperations] = []
+    chosen: ArrayOperations | None = None
     for value in values:
         name = _framework(type(value))
-        if name is not None:
-            found.append(_LOADED[name].operations(value, gradients=gradients))
-    names = sorted({arrays.name for arrays in found})
-    if len(names) > 1:
-        raise ConfigError(f"arrays must be of one framework, got {' and '.join(names)}; convert one of them")
-    found = found or [get_backend("numpy").operations(None)]
-    chosen = next((arrays for arrays in found if not arrays.on_host), found[0])  # arrays in main memory follow others
+        if name is None:
+            continue
+        if chosen is not None and chosen.name != name:
+            names = sorted({chosen.name, name})
+            raise ConfigError(f"arrays must be of one framework, got {' and '.join(names)}; convert one of them")
+        if chosen is None or chosen.on_host:  # arrays in main memory follow others
+            found = _LOADED[name].operations(value, gradients=gradients)
+            chosen = found if chosen is None or not found.on_host else chosen
+    chosen = chosen or get_backend("numpy").operations(None)
     chosen.check = chosen.check or check
     return chosen

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from penstock._optional import require
 from penstock.batching.backends.base import BaseBackend, Device
 from penstock.batching.backends.numpy import NumpyOperations
-from penstock.batching.backends.operations import AT_ONCE, CACHED, ArrayOperations
+from penstock.batching.backends.operations import AT_ONCE, CACHED, ArrayConversions, ArrayOperations, Operation
 from penstock.batching.backends.torch_device import (
     DeviceBatchGroup,
     PinnedMemory,
@@ -124,7 +124,16 @@ class TorchBackend(BaseBackend):
         traced = self._torch.compiler.is_compiling()
         if array.device.type == "cpu" and not gradients and not traced:
             return HostTorchOperations(self._torch)
-        return TorchOperations(self, self._torch, array.device, check=array.device.type == "cpu" and not traced)
+        check = array.device.type == "cpu" and not traced
+        return TorchOperations(self, self._torch, array.device, check=check, traced=traced)
+
+
+_SPELLED = {"truediv": "div"}
+"""Names in torch for those of the module `operator`."""
+_MOST_OF_DOT = (1 << 31) - 1
+"""Elements of a dot product in BLAS."""
+_EXPONENTS = 128
+"""Exponents that are made at once, so that a second matrix of powers has its own among them."""
 
 
 class HostTorchOperations(NumpyOperations):
@@ -154,35 +163,46 @@ class HostTorchOperations(NumpyOperations):
         return (tensor if dtype is None or tensor.dtype == self._torch.float64 else tensor.to(dtype)).numpy()
 
 
-class TorchOperations(ArrayOperations):
-    """torch on a device: computes in float64, except on devices without it. The CPU does not wait for the device."""
+class TorchConversions(ArrayConversions):
+    """torch on a device: tensors in float64, except on devices without it. The CPU does not wait for the device."""
 
     name = "torch"
 
-    def __init__(self, backend: TorchBackend, torch: Any, device: Any, *, check: bool) -> None:
-        self._backend, self.xp, self._device, self.check = backend, torch, device, check
+    def __init__(self, backend: TorchBackend, torch: Any, device: Any, *, check: bool, traced: bool = False) -> None:
+        self._backend, self.xp, self._device, self.check, self._traced = backend, torch, device, check, traced
         self.at_once = CACHED if check else AT_ONCE
+        self._wide = torch.float32 if device.type == "mps" else torch.float64
+        self._zeros: dict[Any, Any] = {}
+        """Zero of each type. Not kept for further calls, which may be on other streams."""
+        self._exponents: Any = None
 
     def floats(self, values: Any, *, gradients: bool = False) -> Any:
-        tensor = self._tensor(values) if gradients else self._tensor(values).detach()
-        return tensor if tensor.dtype == self.xp.float64 else tensor.to(self.xp.float32)
+        tensor, xp = self._tensor(values), self.xp
+        if tensor.requires_grad and not gradients:
+            tensor = tensor.detach()
+        return tensor if tensor.dtype in (xp.float32, xp.float64) else tensor.to(xp.float32)
 
     def bools(self, values: Any) -> Any:
         return self._tensor(values).to(self.xp.bool)
 
     def wide(self, array: Any) -> Any:
-        return array.to(self.xp.float32 if self._device.type == "mps" else self.xp.float64)
+        return array.to(self._wide)
 
     def like(self, array: Any, other: Any) -> Any:
         return array.to(other.dtype)
-
-    def host(self, array: Any) -> npt.NDArray[Any]:
-        return np.asarray(array.detach().cpu() if isinstance(array, self.xp.Tensor) else array)
 
     def put(self, array: npt.NDArray[Any]) -> Any:
         if self._device.type == "mps" and array.dtype == np.float64:
             array = array.astype(np.float32)
         return self._tensor(self.xp.from_numpy(np.require(array, requirements=["C", "W"])))
+
+    def put_all(self, *arrays: npt.NDArray[Any]) -> list[Any]:
+        if self._device.type == "mps" or any(array.itemsize != 8 for array in arrays):
+            return super().put_all(*arrays)
+        ends = np.cumsum([len(array) for array in arrays]).tolist()
+        whole = self.put(np.concatenate([array.view(np.int64) for array in arrays]))
+        kinds = [self.xp.float64 if array.dtype.kind == "f" else self.xp.int64 for array in arrays]
+        return [whole[end - len(array) : end].view(kind) for array, end, kind in zip(arrays, ends, kinds)]
 
     def zeros(self, size: int, like: Any) -> Any:
         return like.new_zeros(size)
@@ -190,21 +210,67 @@ class TorchOperations(ArrayOperations):
     def true(self, shape: tuple[int, ...]) -> Any:
         return self.xp.ones(shape, dtype=self.xp.bool, device=self._device)
 
-    def count_up(self, size: int) -> Any:
-        return self.xp.arange(size, device=self._device)
+    def count_up(self, size: int, step: int = 1) -> Any:
+        return self.xp.arange(0, size * step, step, device=self._device)
+
+    def host(self, array: Any) -> npt.NDArray[Any]:
+        return np.asarray(array.detach().cpu() if isinstance(array, self.xp.Tensor) else array)
+
+    def _tensor(self, values: Any) -> Any:
+        """Values on this device. From main memory they are copied by way of pinned memory, without a wait."""
+        if not isinstance(values, self.xp.Tensor):
+            return self.put(np.asarray(values))
+        if values.device == self._device:
+            return values
+        return self._backend.pin_memory(values).to(self._device, non_blocking=self._device.type != "cpu")
+
+
+class TorchOperations(TorchConversions, ArrayOperations):
+    """torch on a device: computes in float64, except on devices without it. The CPU does not wait for the device.
+
+    Small arrays cost what it takes to launch their kernels, so operations here are chosen for few kernels: a number as
+    argument of `where` is a kernel of its own, a copy in another type too.
+    """
+
+    def kept(self, mask: Any, array: Any, blank: Any = 0.0) -> Any:
+        if isinstance(blank, float):
+            if blank or self._traced:
+                return self.xp.where(mask, array, blank)
+            blank = self._zeros.get(array.dtype)
+            if blank is None:
+                blank = self._zeros[array.dtype] = array.new_zeros(())
+        return self.xp.where(mask, array, blank)
+
+    def into(self, operation: Operation, left: Any, right: Any, like: Any) -> Any:
+        if self._traced:  # the compiler fuses the conversion
+            return self.like(operation(left, right), like)
+        function = getattr(self.xp, _SPELLED.get(operation.__name__, operation.__name__))
+        return function(left, right, out=like.new_empty(0))
+
+    def count_true(self, mask: Any, like: Any) -> Any:
+        return mask.sum(dtype=like.dtype)
+
+    def sum_of_squares(self, array: Any) -> Any:
+        flat = array.reshape(-1)
+        if flat.numel() > _MOST_OF_DOT:
+            return super().sum_of_squares(array)
+        return self.xp.dot(flat, flat)
+
+    def nan_if_false(self, flags: Any) -> Any:
+        return flags.acosh()  # of 1 it is 0, of 0 it is NaN
 
     def segment_sum(self, array: Any, index: Any, count: int) -> Any:
-        return array.new_zeros(count).index_add(0, index, array)
+        return array.new_zeros(count).index_add_(0, index, array)
 
     def scatter(self, array: Any, index: Any, size: int) -> Any:
-        return array.new_zeros(size).scatter(0, index, array)
+        return array.new_zeros(size).scatter_(0, index, array)
 
     def stable_order(self, array: Any) -> Any:
         return self.xp.argsort(array, stable=True)
 
     def row_std_mean(self, array: Any, ddof: int) -> tuple[Any, Any] | None:
         std, mean = self.xp.std_mean(array, dim=1, correction=ddof)  # Welford's algorithm, hence exact
-        return std, mean
+        return std, self.xp.add(mean, std, alpha=0.0)  # the mean of 1 and infinity is not NaN
 
     def running_counts(self, mask: Any) -> Any:
         return mask.cumsum(1)
@@ -214,19 +280,13 @@ class TorchOperations(ArrayOperations):
         return array
 
     def suffix_sums(self, array: Any) -> Any:
-        return array.flip(1).cumsum(1).flip(1)
+        return array.flip(1).cumsum(1, dtype=self._wide).flip(1)
 
     def powers(self, base: float, size: int, like: Any) -> Any:
-        places = self.xp.arange(size, dtype=like.dtype, device=self._device)
-        return (base ** (places[:, None] - places)).tril()
-
-    def _tensor(self, values: Any) -> Any:
-        """Values on this device. From main memory they are copied by way of pinned memory, without a wait."""
-        if not isinstance(values, self.xp.Tensor):
-            return self.put(np.asarray(values))
-        if values.device == self._device:
-            return values
-        return self._backend.pin_memory(values).to(self._device, non_blocking=self._device.type != "cpu")
+        if self._exponents is None or len(self._exponents) < size:
+            places = self.xp.arange(max(size, _EXPONENTS), dtype=like.dtype, device=self._device)
+            self._exponents = places[:, None] - places
+        return (base ** self._exponents[:size, :size]).tril()
 
     def _empty(self, shape: tuple[int, int], like: Any) -> Any:
         return like.new_empty(shape)

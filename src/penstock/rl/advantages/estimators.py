@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import numpy as np
 
 from penstock.batching.backends.base import Array
-from penstock.batching.backends.operations import operations_of
+from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import (
     blank_rows,
@@ -142,14 +142,15 @@ def grpo(
     epsilon = rules.epsilon if epsilon is None else epsilon
     advantages, divisor = apart.values, 1.0
     if scale == "group":
-        advantages = apart.groups.combine(operator.truediv, apart.values, apart.std() + epsilon)
+        advantages = apart.groups.combine(operator.truediv, apart.values, apart.std() + epsilon, like=batch.given)
         divisor += epsilon
     elif scale == "batch":
         counted = batch.counted()
-        count, _, _, squares = moments(arrays, arrays.xp.where(counted, rows, 0.0), counted, reduce)
+        count, _, _, squares = moments(arrays, arrays.kept(counted, rows), counted, reduce)
         divisor = (squares / at_least(arrays, count - ddof, 1.0)) ** 0.5 + epsilon
         advantages = apart.values / divisor
-    return batch.finish(batch.single_members(advantages, apart, divisor, scaled=scale == "group"))
+    scaled = scale == "group"
+    return batch.finish(batch.single_members(advantages, apart, divisor, scaled=scaled, marked=scaled or None))
 
 
 @estimator(per="row", needs=("groups",), whole_batch=True, aggregation="dr-grpo")
@@ -194,7 +195,7 @@ def rloo(
     batch = _RowRewards(rewards, mask, find_preset(preset), single_member_group, nan, check)
     apart = batch.deviations(groups)
     factor = apart.counts / at_least(batch.arrays, apart.counts - 1, 1.0)
-    advantages = apart.groups.combine(operator.mul, apart.values, factor)
+    advantages = apart.groups.combine(operator.mul, apart.values, factor, like=batch.given)
     return batch.finish(batch.single_members(advantages, apart, scaled=True))
 
 
@@ -276,7 +277,7 @@ def pass_at_k(
     if scale == "group":
         least = rules.epsilon if epsilon is None else epsilon
         advantages = apart.groups.combine(operator.truediv, advantages, apart.std() + least)
-    return batch.finish(batch.single_members(advantages, apart))
+    return batch.finish(batch.single_members(advantages, apart, marked=False))
 
 
 def zero_variance_groups(
@@ -348,16 +349,26 @@ class _RowRewards:
         return deviations(self.wide, found, self.valid, ddof=ddof, weights=weights)
 
     def single_members(
-        self, advantages: Array, apart: Deviations, divisor: Array | float = 1.0, *, scaled: bool = False
+        self,
+        advantages: Array,
+        apart: Deviations,
+        divisor: Array | float = 1.0,
+        *,
+        scaled: bool = False,
+        marked: bool | None = None,
     ) -> Array:
         """Advantages with the rule for groups of one applied; "reward" gives such a row its reward over `divisor`. If
-        values are not checked, all rows of a group with a reward that is not finite become NaN."""
+        values are not checked, all rows of a group with a reward that is not finite become NaN. `marked`: they are that
+        already; None: if their deviations are."""
         rules, given = self.rules, self._single
         rule = choice("single_member_group", given, rules.single_member_rule(scaled))
         own = rules.name if given is None else None
         rewards = partial(operator.truediv, self.wide, divisor)
         found = single_member_rows(advantages, rewards, apart, rule, valid=self.valid, of_preset=own)
-        return found if self.arrays.check else apart.groups.combine(operator.add, found, apart.nan_if_not_finite())
+        marked = apart.row_std is not None if marked is None else marked
+        if self.arrays.check or (marked and (found is advantages or rule in ("raise", "nan"))):
+            return found
+        return apart.groups.combine(operator.add, found, apart.nan_if_not_finite())
 
     def finish(self, advantages: Array) -> Array:
         advantages = self.arrays.like(advantages, self.given)
@@ -529,18 +540,24 @@ def token_rewards(
     """
     rules = find_preset(preset)
     arrays = operations_of(rewards, mask, kl, check=check)
-    xp = arrays.xp
     given = per_row(arrays, rewards, "rewards")
-    finite(arrays, given, "the reward", "raise")
     empty = choice("empty", empty, rules.empty)
     counted = token_mask(arrays, mask, token_shape(mask, len(given)), empty)
+    return arrays.give(_on_last_tokens(arrays, given, counted, kl, beta, blank_rows(arrays, counted, empty)))
+
+
+def _on_last_tokens(
+    arrays: ArrayOperations, given: Array, counted: Array, kl: Any, beta: float, blank: Array | float
+) -> Array:
+    """Reward of each row on the last token that counts, less `beta * kl`; `blank` where no token counts."""
+    finite(arrays, given, "the reward", "raise")
     seen = arrays.running_counts(counted)
     last = counted & (seen == seen[:, -1:])
-    placed = xp.where(last, given[:, None], blank_rows(arrays, counted, empty))
+    placed = arrays.kept(last, given[:, None], blank)
     if kl is None:
-        return arrays.give(placed)
+        return placed
     penalty = per_token(arrays, kl, "kl", shape=tuple(counted.shape)) * beta
-    return arrays.give(arrays.like(placed - xp.where(counted, penalty, 0.0), given))
+    return arrays.like(placed - arrays.kept(counted, penalty), given)
 
 
 @estimator(per="token", rewards="token", needs=("baselines", "gamma"), ragged=_ragged_remax)
@@ -592,15 +609,22 @@ def reinforce_plus_plus(
     `rewards` is one a row, put on tokens by `token_rewards`, or (rows, tokens).
     """
     rules = find_preset(preset)
-    if len(np.shape(rewards)) != 2:
-        rewards = token_rewards(rewards, mask, kl=kl, beta=beta, preset=rules, check=check)
-    elif kl is not None:
-        raise DataError("rewards and kl are both given per token; subtract beta * kl from rewards, or give one a row")
-    returns = reward_to_go(rewards, mask=mask, gamma=gamma, preset=rules, gap=gap, check=check)
-    arrays = operations_of(returns, mask, check=check)
-    given = arrays.floats(returns)
-    counted = token_mask(arrays, mask, tuple(given.shape), "zero")
-    return arrays.give(whitened(arrays, given, counted, rules, reduce, blank=blank_rows(arrays, counted, rules.empty)))
+    arrays = operations_of(rewards, mask, kl, check=check)
+    if len(np.shape(rewards)) == 2:
+        if kl is not None:
+            raise DataError(
+                "rewards and kl are both given per token; subtract beta * kl from rewards, or give one a row"
+            )
+        given = per_token(arrays, rewards, "rewards")
+        counted = token_mask(arrays, mask, tuple(given.shape), rules.empty)
+    else:
+        of_rows = per_row(arrays, rewards, "rewards")
+        counted = token_mask(arrays, mask, token_shape(mask, len(of_rows)), rules.empty)
+        given = _on_last_tokens(arrays, of_rows, counted, kl, beta, 0.0)
+    gap = choice("gap", gap, rules.gap)
+    (returns,) = discounted(arrays, [given, counted], unit("gamma", gamma), 1.0, gap, "zero")
+    blank = blank_rows(arrays, counted, rules.empty)
+    return arrays.give(whitened(arrays, returns, counted, rules, reduce, blank=blank))
 
 
 @estimator(per="token", needs=("groups", "mask", "kl"))

@@ -70,7 +70,7 @@ def blank_rows(arrays: ArrayOperations, mask: Array, empty: Empty) -> Array | fl
     `token_mask` has not checked it."""
     if empty != "raise" or arrays.check:
         return 0.0
-    return (0.0 / arrays.xp.any(mask, axis=1))[:, None]  # 0 / False is NaN
+    return arrays.nan_if_false(arrays.xp.any(mask, axis=1))[:, None]
 
 
 def rows_of(mask: Array) -> tuple[int, int]:
@@ -109,7 +109,7 @@ def on_tokens(arrays: ArrayOperations, advantages: Array, mask: Any) -> Array:
     rows_of(checked)
     if checked.shape[0] != advantages.shape[0]:
         raise DataError(f"mask has {checked.shape[0]} rows for {advantages.shape[0]} rewards; give one for each row")
-    return arrays.xp.where(checked, advantages[:, None], 0.0)
+    return arrays.kept(checked, advantages[:, None])
 
 
 def finite(arrays: ArrayOperations, rewards: Array, name: str, nan: Nan) -> Array | None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
 
 from penstock._suggest import did_you_mean
 from penstock.batching.backends.base import Array
-from penstock.batching.backends.operations import operations_of
+from penstock.batching.backends.operations import ArrayOperations, operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import per_row, per_token, rows_of, token_mask
 from penstock.rl.advantages.presets import Empty, Preset, choice, find_preset
-from penstock.rl.advantages.statistics import Reduce, at_least, reduced
+from penstock.rl.advantages.statistics import Number, Reduce, at_least, reduced
 
 AGGREGATIONS = {
     "token-mean": "token-mean",
@@ -54,15 +55,15 @@ def kl_estimate(
         raise DataError(
             f"log_probs have shape {tuple(ours.shape)}, and reference {tuple(theirs.shape)}; give both per token"
         )
-    apart = ours - theirs
     if kind == "k1":
-        estimate = apart
+        estimate = ours - theirs
     elif kind == "k2":
+        apart = ours - theirs
         estimate = apart * apart / 2
     else:
-        most = rules.kl_log_ratio if clamp_log_ratio is None else clamp_log_ratio
-        held = apart if most is None else xp.clip(apart, -most, most)
-        estimate = xp.expm1(-held) + held  # exp(-d) - 1 would cancel for a small d
+        most, back = rules.kl_log_ratio if clamp_log_ratio is None else clamp_log_ratio, theirs - ours
+        back = back if most is None else xp.clip(back, -most, most)
+        estimate = xp.expm1(back) - back  # exp(-d) - 1 would cancel for a small d
     most = rules.kl_clamp if clamp is None and kind in rules.kl_clamped else clamp
     return estimate if most is None else xp.clip(estimate, -most, most)
 
@@ -106,37 +107,55 @@ def loss_denominators(
     passes their number as `ranks`, which divides the divisors.
     """
     rules = find_preset(preset)
+    arrays = operations_of(mask, check=check)
+    bools, rule = arrays.bools(mask), choice("empty", empty, rules.empty)
+    counted = token_mask(arrays, bools, rows_of(bools), rule)
+    lengths = arrays.wide(arrays.xp.sum(counted, axis=1))
+    unchecked = rule == "raise" and not arrays.check
+    divisors = divisors_of(
+        arrays, lengths, aggregation, rules, max_length=max_length, reduce=reduce, ranks=ranks, unchecked=unchecked
+    )
+    return arrays.give(divisors)
+
+
+def divisors_of(
+    arrays: ArrayOperations,
+    lengths: Array,
+    aggregation: str | None,
+    rules: Preset,
+    *,
+    max_length: int | None = None,
+    reduce: Reduce | None = None,
+    ranks: int = 1,
+    unchecked: bool = False,
+) -> Array:
+    """`loss_denominators` of rows with these numbers of tokens; NaN for 0 if they are `unchecked`."""
     name = rules.aggregation if aggregation is None else aggregation
     if name not in AGGREGATIONS:
         known = ", ".join(map(repr, AGGREGATIONS))
         raise ConfigError(f"unknown aggregation {name!r}{did_you_mean(str(name), AGGREGATIONS)}; known are {known}")
     if ranks < 1:
         raise ConfigError(f"ranks must be positive, got {ranks!r}")
-    arrays = operations_of(mask, check=check)
-    xp, bools = arrays.xp, arrays.bools(mask)
-    rule = choice("empty", empty, rules.empty)
-    counted = token_mask(arrays, bools, rows_of(bools), rule)
-    lengths = arrays.wide(xp.sum(counted, axis=1))
-    ones, rows = xp.ones_like(lengths), float(lengths.shape[0])
-    kind = AGGREGATIONS[name]
-    tokens = 0.0
+    xp, kind, some = arrays.xp, AGGREGATIONS[name], lengths > 0
+    zeros = arrays.nan_if_false(some) if unchecked else arrays.floats(some) * 0.0
+    rows: Number = float(lengths.shape[0])
+    tokens: Number = 0.0
     if reduce is not None:
-        tokens, rows = reduced(arrays, [xp.sum(lengths), xp.sum(ones)], reduce)
+        tokens, rows = reduced(arrays, [xp.sum(lengths), xp.sum(xp.ones_like(lengths))], reduce)
     elif kind == "token-mean":
         (tokens,) = reduced(arrays, [xp.sum(lengths)], None)
+    divisor: Any
     if kind == "token-mean":
-        divisors = ones * at_least(arrays, tokens, 1.0)
+        divisor = at_least(arrays, tokens, 1.0)
     elif kind == "sequence-mean":
-        divisors = xp.clip(lengths, 1.0, None) * rows
+        divisor = xp.clip(lengths, 1.0, None) * rows
     elif kind == "sequence-sum":
-        divisors = ones * rows
+        divisor = rows
     else:
         if max_length is None or max_length < 1:
             raise ConfigError(f"{name} divides by the longest allowed response: pass max_length=, got {max_length!r}")
-        divisors = ones * (max_length * (rows if rules.dr_grpo_rows else 1))
-    if rule == "raise" and not arrays.check:
-        divisors = xp.where(lengths > 0, divisors, float("nan"))
-    return arrays.give(arrays.like(divisors if ranks == 1 else divisors / ranks, arrays.floats(counted[:1, 0])))
+        divisor = max_length * (rows if rules.dr_grpo_rows else 1)
+    return arrays.into(operator.add, zeros, divisor if ranks == 1 else divisor / ranks, zeros)
 
 
 def aggregate_loss(losses: Any, mask: Any, denominators: Any) -> Array:

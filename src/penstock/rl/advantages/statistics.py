@@ -6,7 +6,7 @@ import logging
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.batching.backends.base import Array
-from penstock.batching.backends.operations import ArrayOperations, operations_of
+from penstock.batching.backends.operations import ArrayOperations, Operation, operations_of
 from penstock.errors import ConfigError, DataError
 from penstock.rl.advantages.inputs import blank_rows, more, token_mask
 from penstock.rl.advantages.presets import Empty, Gap, Preset, SingleMemberGroup, find_preset
@@ -40,6 +40,10 @@ class Groups:
     """First row of each group, on the device; None if `size` is known."""
     names: Any = None
     """Ids of the groups, or of the rows if they are on a device."""
+    sizes: npt.NDArray[np.float64] | None = None
+    """Rows of each group, if `index` is known and `size` is not."""
+    counts: Array = None
+    """The same on the device."""
 
     @classmethod
     def of(cls, arrays: ArrayOperations, groups: Any, rows: int) -> Groups:
@@ -63,7 +67,9 @@ class Groups:
             return cls(arrays, rows, len(names), size_or_none, index, names=names)
         first = np.empty(len(names), np.int64)
         first[index[::-1]] = np.arange(rows)[::-1]  # the last that is written stays
-        return cls(arrays, rows, len(names), None, index, arrays.put(index), arrays.put(first), names)
+        sizes = np.bincount(index, minlength=len(names)).astype(np.float64)
+        place, first_rows, counts = arrays.put_all(index, first, sizes)
+        return cls(arrays, rows, len(names), None, index, place, first_rows, names, sizes, counts)
 
     @classmethod
     def _of_device(cls, arrays: ArrayOperations, ids: Any, rows: int) -> Groups:
@@ -94,16 +100,18 @@ class Groups:
         """True for rows that are alone in their group; None if there is none. Of `known` groups."""
         if self.index is None:
             return np.ones(self.rows, bool) if self.size == 1 else None
-        single = np.bincount(self.index, minlength=self.count) == 1
+        if self.size is not None:
+            return np.ones(self.rows, bool) if self.size == 1 else None
+        assert self.sizes is not None
+        single = self.sizes == 1
         return single[self.index] if single.any() else None
 
     def whole_if_unequal(self) -> Groups:
         """These groups if they have the same size, else all rows as one group."""
         if self.size is not None:
             return self
-        if self.index is not None:
-            sizes = np.bincount(self.index, minlength=self.count)
-            return self if bool((sizes == sizes[0]).all()) else Groups(self.arrays, self.rows, 1, self.rows)
+        if self.sizes is not None:
+            return self if bool((self.sizes == self.sizes[0]).all()) else Groups(self.arrays, self.rows, 1, self.rows)
         xp = self.arrays.xp
         of_rows = self.spread(self.sum(self.arrays.wide(xp.ones_like(self.place))))
         equal = xp.all(of_rows == of_rows[0])
@@ -118,8 +126,10 @@ class Groups:
             return np.einsum("ij->i", rows) if self.arrays.on_host else self.arrays.xp.sum(rows, axis=1)
         return self.arrays.segment_sum(values, self.place, self.count)
 
-    def combine(self, operation: Callable[[Array, Array], Array], values: Array, of_groups: Array | float) -> Array:
-        """Operation on each row's value and the number of its group, or of all groups."""
+    def combine(self, operation: Operation, values: Array, of_groups: Array | float, like: Array = None) -> Array:
+        """Operation on each row's value and the number of its group, or of all groups; in the type of `like`."""
+        if like is not None:
+            operation = partial(self.arrays.into, operation, like=like)
         if isinstance(of_groups, (int, float)):
             return operation(values, of_groups)
         if self.size is not None:
@@ -173,7 +183,7 @@ class Deviations:
 
     def nan_if_not_finite(self) -> Array:
         """NaN for groups with a reward that is not finite, 0 for others."""
-        return self.groups.sum(self.values) * 0.0
+        return (self.groups.sum(self.values) if self.row_std is None else self.row_std) * 0.0
 
 
 def deviations(
@@ -199,7 +209,9 @@ def deviations(
         counts = groups.sum(ones)
         by = ones if weights is None else ones * weights
     total = counts if weights is None else groups.sum(by)
-    if valid is not None or not groups.known:  # groups may be empty
+    if weights is None and not isinstance(total, float):
+        total = at_least(arrays, total, 1.0)  # groups may be empty
+    elif valid is not None or not groups.known:
         total = xp.where(total == 0, 1.0, total)
     mean = groups.sum(apart if by is None else apart * by) / total
     apart = groups.combine(operator.sub, apart, mean)
@@ -209,6 +221,8 @@ def deviations(
 def _counts(groups: Groups, like: Array) -> Array | float:
     if groups.size is not None:
         return float(groups.size)
+    if groups.sizes is not None:
+        return groups.arrays.like(groups.counts, like)
     return groups.sum(groups.arrays.xp.ones_like(like))
 
 
@@ -355,7 +369,7 @@ def whitened(
     """Values with mask 1 whitened; `blank` elsewhere. Without two values, or with one that is not finite: an error, or
     NaN if values are not checked."""
     xp, ddof = arrays.xp, rules.whiten_ddof
-    wide = arrays.wide(xp.where(counted, given, 0.0))
+    wide = arrays.wide(arrays.kept(counted, given))
     count, mean, apart, squares = moments(arrays, wide, counted, reduce)
     if arrays.check:
         seen = float(count)
@@ -364,12 +378,15 @@ def whitened(
         if not float(squares) < float("inf"):
             raise DataError("values with mask 1 must be finite to be whitened; at least one is NaN or infinite")
     free = count - ddof
-    if not isinstance(free, float):
+    if ddof > 1 and not isinstance(free, float):  # of one value the sum of squares is 0, and 0 / 0 is NaN
         free = xp.where(free > 0, free, float("nan"))
     variance, floor = squares / free, rules.whiten_epsilon
     variance = at_least(arrays, variance, floor) if rules.whiten_floor == "clamp" else variance + floor
-    found = arrays.like(apart * variance**-0.5 if shift_mean else apart * variance**-0.5 + mean, given)
-    return xp.where(counted, found, blank)
+    if shift_mean:
+        found = arrays.into(operator.mul, apart, variance**-0.5, given)
+    else:
+        found = arrays.into(operator.add, apart * variance**-0.5, mean, given)
+    return arrays.kept(counted, found, blank)
 
 
 Number: TypeAlias = Array | float
@@ -383,11 +400,10 @@ def moments(
 
     The mean of all ranks comes first and deviations are squared then: squares of the values themselves would cancel.
     """
-    xp = arrays.xp
-    count, total = reduced(arrays, [xp.sum(arrays.like(counted, values)), xp.sum(values)], reduce)
+    count, total = reduced(arrays, [arrays.count_true(counted, values), arrays.xp.sum(values)], reduce)
     mean = total / at_least(arrays, count, 1.0)
-    apart = xp.where(counted, values - mean, 0.0)
-    (squares,) = reduced(arrays, [xp.sum(apart * apart)], reduce)
+    apart = arrays.kept(counted, values - mean)
+    (squares,) = reduced(arrays, [arrays.sum_of_squares(apart)], reduce)
     return count, mean, apart, squares
 
 
@@ -424,7 +440,6 @@ def discounted(
             return _sums_on_host(arrays, reward, value, mask, gamma, gamma * lam, gap)
         blank = blank_rows(arrays, mask, empty)
         found = _sums_on_device(arrays, reward, value, mask, blank, gamma, gamma * lam, gap)
-        found = tuple(arrays.xp.where(mask, arrays.like(array, reward), blank) for array in found)
         if arrays.check and not bool(arrays.xp.isfinite(arrays.xp.sum(found[0]))):
             raise FloatingPointError
         return found
@@ -475,8 +490,10 @@ def _sums_on_host(
             return _placed(array[front], mask)
         return np.where(mask, array[:, :steps], 0.0) if has_gaps else array[:, :steps]
 
-    value = None if values is None else laid_out(values)
-    sums = _decayed_sums(arrays, laid_out(rewards), value, gamma, decay)
+    value, reward = None if values is None else laid_out(values), laid_out(rewards)
+    if value is None:
+        reward = reward + 0.0  # a copy: it is overwritten, and it may be the caller's array
+    sums = _decayed_sums(arrays, reward, value, gamma, decay)
     if not bool(np.isfinite(np.sum(sums[:, 0]))):  # the first sum of a row has everything in it
         raise FloatingPointError
     return (back(sums),) if value is None else (back(sums), back(sums + value))
@@ -492,38 +509,46 @@ def _sums_on_device(
     decay: float,
     gap: Gap,
 ) -> tuple[Array, ...]:
-    """The same for arrays that cannot be looked at: every mask may have gaps. Numbers at mask 0 are of no use.
+    """The same for arrays that cannot be looked at: every mask may have gaps.
 
-    `blank` is 0 in every row with a token.
+    `blank`, which is 0 in every row with a token, is what tokens with mask 0 get.
     """
-    xp, (rows, steps) = arrays.xp, mask.shape
+    rows, steps = mask.shape
     counted = _through_gaps(arrays, mask) if gap == "through" else mask
     if decay == 1:  # values cancel between a token and the next, whatever is between them
-        to_go = arrays.suffix_sums(arrays.wide(xp.where(counted, rewards, blank)))
-        return (to_go,) if values is None else (to_go - values, to_go)
-    inputs = [rewards] if values is None else [rewards, values]
+        sums = arrays.suffix_sums(arrays.kept(counted, rewards, blank))
+        returns = arrays.kept(mask, arrays.like(sums, rewards), blank)
+        if values is None:
+            return (returns,)
+        return arrays.kept(mask, arrays.into(operator.sub, sums, values, rewards), blank), returns
     if gap != "skip":
-        wide = [_padded(arrays, arrays.wide(xp.where(counted, array, blank))) for array in inputs]
-    else:  # tokens that count, side by side; the others are put in a place of no row
-        width = -(-steps // BLOCK) * BLOCK
-        before = arrays.running_counts(mask) + (arrays.count_up(rows) * width - 1)[:, None]
-        place = xp.where(mask, before, rows * width).reshape(-1)
-        wide = [arrays.scatter(arrays.wide(array).reshape(-1), place, rows * width + 1) for array in inputs]
-        wide = [array[:-1].reshape(rows, width) for array in wide]
-    value = None if values is None else wide[1]
-    sums = _decayed_sums(arrays, wide[0], value, gamma, decay)
-    if gap == "skip":
-        sums = sums.reshape(-1)[xp.clip(place, None, rows * width - 1)].reshape(rows, steps)
-    else:
-        sums = sums[:, :steps]
-    return (sums,) if values is None else (sums, sums + values)
+        reward = _padded(arrays, arrays.wide(arrays.kept(counted, rewards, blank)))
+        value = None if values is None else _padded(arrays, arrays.kept(counted, values, blank))
+        sums = _decayed_sums(arrays, reward, value, gamma, decay)[:, :steps]
+    else:  # tokens that count, side by side after an unused place; the others are put in a place of no row
+        width = -(-(steps + 1) // BLOCK) * BLOCK
+        starts = arrays.count_up(rows + 1, width)
+        seen = arrays.running_counts(mask) + starts[:-1, None]
+        place = arrays.xp.where(mask, seen, starts[-1]).reshape(-1)
+
+        def packed(array: Array) -> Array:
+            return arrays.scatter(array.reshape(-1), place, rows * width + 1)[:-1].reshape(rows, width)
+
+        value = None if values is None else packed(values)
+        sums = _decayed_sums(arrays, packed(arrays.wide(rewards)), value, gamma, decay).reshape(-1)[seen]
+    advantages = arrays.kept(mask, arrays.like(sums, rewards), blank)
+    if values is None:
+        return (advantages,)
+    return advantages, arrays.kept(mask, arrays.into(operator.add, sums, values, rewards), blank)
 
 
 def _decayed_sums(arrays: ArrayOperations, rewards: Array, values: Array | None, gamma: float, decay: float) -> Array:
-    """`A_t = r_t + gamma V_{t+1} - V_t + decay A_{t+1}` of rows whose length is a multiple of `BLOCK`."""
-    if values is None:
-        terms = rewards + 0.0  # a copy: it is overwritten, and it may be the caller's array
-    else:
+    """`A_t = r_t + gamma V_{t+1} - V_t + decay A_{t+1}` of rows whose length is a multiple of `BLOCK`.
+
+    `rewards` are in the widest floats, and may be overwritten.
+    """
+    terms = rewards
+    if values is not None:
         terms = arrays.add_at(rewards - values, (slice(None), slice(None, -1)), values[:, 1:], gamma)
     rows, length = terms.shape
     count = length // BLOCK

@@ -42,6 +42,8 @@ KINDS = {"ids": "iu", "floats": "fiu", "mask": "biuf"}
 DTYPES: dict[str, Any] = {"ids": np.int64, "floats": np.float32, "mask": np.float32}
 EXPECTED = {"ids": "a list of token ids", "floats": "a list of numbers", "mask": "a list of 0 and 1"}
 BATCH_ROWS = 1 << 16
+_PART = 1 << 15
+"""Ids that are looked at and copied at a time."""
 BATCH_FACTS = ("num_items_in_batch",)
 """Entries of TRL's dict of columns that are no columns."""
 
@@ -275,10 +277,32 @@ def _from_objects(cells: list[Any], kind: Kind) -> ListColumn:
         arrays.append(array if array.size else nothing)
     if kind == "ids" and any(array.dtype == np.uint64 for array in arrays):
         arrays = [_typed(array, kind) for array in arrays]  # NumPy would join int64 and uint64 to floats
-    values = _typed(np.concatenate(arrays), kind) if arrays else nothing
+    offsets = offsets_of([*map(len, arrays)])
+    values = _as_int32(arrays, offsets) if kind == "ids" else None
+    if values is None:
+        values = _typed(np.concatenate(arrays), kind) if arrays else nothing
     missing = np.array([cell is None for cell in cells], np.bool_)
-    ragged = Ragged(values, offsets_of([*map(len, arrays)]))
+    ragged = Ragged(values, offsets)
     return ListColumn(ragged, missing, np.array(odd, np.int64), lambda row: _described(cells[row]))
+
+
+def _as_int32(arrays: list[npt.NDArray[Any]], offsets: Ints) -> npt.NDArray[np.int32] | None:
+    """Arrays of int64 end to end as int32; None for others, and for numbers below 0 or from 2**31 on.
+
+    A part at a time, which stays in cache between the look at it and the copy.
+    """
+    if any(array.dtype != np.int64 for array in arrays):
+        return None
+    values = np.empty(int(offsets[-1]), np.int32)
+    row = 0
+    while row < len(arrays):
+        end = max(row + 1, int(np.searchsorted(offsets, offsets[row] + _PART, "right")) - 1)
+        part = arrays[row] if end == row + 1 else np.concatenate(arrays[row:end])
+        if int(np.bitwise_or.reduce(part)) >> 31:
+            return None
+        values[offsets[row] : offsets[end]] = part
+        row = end
+    return values
 
 
 def _as_array(cell: Any) -> npt.NDArray[Any] | None:

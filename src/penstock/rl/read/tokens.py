@@ -442,7 +442,7 @@ def check_ids(lists: ListColumn, name: str, tokenizer: Tokenizer | None, problem
     """Report negative ids, and ids outside of the tokenizer's vocabulary."""
     most = 2**63 - 1 if tokenizer is None else tokenizer.vocab_size - 1
     values = lists.ragged.values
-    if not len(values) or (values.min() >= 0 and values.max() <= most):
+    if not len(values) or (values.min() >= 0 and (tokenizer is None or values.max() <= most)):
         return
     reach = "2**63 - 1" if tokenizer is None else f"{most}, the vocabulary of {tokenizer.name}"
     problems.add_tokens(
@@ -474,6 +474,9 @@ def checked_numbers(
     if not _same_lengths(lists, response, name, problems) or len(lacking):
         return None
     values = lists.ragged.values
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(np.sum(values)):  # so is every one of them
+            return lists.ragged
     endless = ~np.isfinite(values)
     if not endless.any():
         return lists.ragged
@@ -490,7 +493,7 @@ def checked_numbers(
 
 def check_logprobs(column: Ragged | None, mask: Ragged, name: str, problems: RolloutProblems) -> None:
     """Report log-probs of supervised tokens that are clearly above 0."""
-    if column is None or not (column.values > LOGPROB_ROUNDING).any():
+    if column is None or not np.fmax.reduce(column.values, initial=0.0) > LOGPROB_ROUNDING:
         return
     flat = Ragged(column.flat, column.offsets - column.offsets[0])
     problems.add_tokens(
