@@ -406,7 +406,7 @@ def _built_alike(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
 
     It does without the import of pandas, which each process of workers would pay for.
     """
-    (alike,) = found if len(found := set(map(type, values))) == 1 else (None,)
+    alike = type(values[0]) if len(set(map(type, values))) == 1 else object
     if kind not in _ALIKE.get(alike, ()):
         return None
     try:
