@@ -28,8 +28,18 @@ def plain(array: pa.Array) -> pa.Array:
 
 def flags(array: pa.Array) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """A boolean column as NumPy booleans; null counts as False."""
-    given = array.fill_null(False) if array.null_count else array
-    return given.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    if not isinstance(array, pa.BooleanArray) or not len(array):
+        given = array.fill_null(False) if array.null_count else array
+        return given.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    validity, values = array.buffers()  # not `to_numpy`, which imports pandas
+    found = _bits(values, array.offset, len(array))
+    return found & _bits(validity, array.offset, len(array)) if array.null_count else found
+
+
+def _bits(packed: pa.Buffer, start: int, count: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    first, last = start // 8, -(-(start + count) // 8)
+    bits = np.unpackbits(np.frombuffer(packed, np.uint8)[first:last], bitorder="little")
+    return bits[start - 8 * first :][:count].view(np.bool_)
 
 
 def arrow_of(values: np.ndarray[Any, Any]) -> pa.Array:
@@ -51,8 +61,11 @@ def numbers_of(array: pa.Array) -> np.ndarray[Any, Any]:
 def text_array(texts: Iterable[str]) -> pa.Array:
     """Texts as an Arrow array, without the import of pandas."""
     data = [text.encode() for text in texts]
-    bounds = np.cumsum([0, *map(len, data)], dtype=np.int32)
-    return pa.Array.from_buffers(pa.string(), len(data), [None, pa.py_buffer(bounds), pa.py_buffer(b"".join(data))])
+    bounds = np.cumsum([0, *map(len, data)], dtype=np.int64)
+    if bounds[-1] > np.iinfo(np.int32).max:
+        raise ValueError(f"texts of {bounds[-1]:,} bytes are more than a column of the type string can hold")
+    buffers = [None, pa.py_buffer(bounds.astype(np.int32)), pa.py_buffer(b"".join(data))]
+    return pa.Array.from_buffers(pa.string(), len(data), buffers)
 
 
 class Utf8(NamedTuple):

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from penstock.arrays.text import flags
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.functions import (
     FunctionStage,
@@ -65,7 +66,10 @@ class Filter(CountingTransform):
         return self._kind != "expression"
 
     def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        keep = self._mask(batch).fill_null(False).to_numpy(zero_copy_only=False)
+        mask = self._mask(batch)
+        keep = flags(
+            mask if pa.types.is_boolean(mask.type) else mask.fill_null(False)
+        )  # an expression may be of any type
         kept = keep_rows(batch, keep)
         if kept.num_rows < batch.num_rows:
             reason = self._reason or repr(self)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from penstock._suggest import check_options
 from penstock.arrays.ragged import is_list
+from penstock.arrays.text import arrow_of, text_array
 from penstock.errors import SchemaError
 from penstock.types.dtypes import (
     Shape,
@@ -390,8 +391,28 @@ def _build(values: Sequence[Any], field: pa.Field | None) -> pa.Array:
         return _build_tensors(values, field.type, *tensor)
     if sparse_size(field) is not None:
         values = [dict(zip(("indices", "values"), v, strict=True)) if isinstance(v, tuple) else v for v in values]
+    made = _built_alike(values, field.type)
+    if made is not None:
+        return made
     _refuse_losses(values, field.type)
     return pa.array(values, field.type)
+
+
+_ALIKE = {int: (pa.int8(), pa.int16(), pa.int32(), pa.int64()), float: (pa.float64(),), str: (pa.string(),)}
+
+
+def _built_alike(values: Sequence[Any], kind: pa.DataType) -> pa.Array | None:
+    """As `pa.array`, for values that are all of the one Python type of a column, and not subclasses of it.
+
+    It does without the import of pandas, which each process of workers would pay for.
+    """
+    alike = type(values[0]) if len(set(map(type, values))) == 1 else object
+    if kind not in _ALIKE.get(alike, ()):
+        return None
+    try:
+        return text_array(values) if alike is str else arrow_of(np.array(values, kind.to_pandas_dtype()))
+    except (OverflowError, ValueError):
+        return None  # pyarrow says what is wrong with them
 
 
 def _build_tensors(values: Sequence[Any], kind: pa.DataType, item: pa.DataType, shape: Shape) -> pa.Array:
