@@ -22,6 +22,7 @@ from penstock.loaders import Prepared, Recipe
 from penstock.loaders import prepare as prepare_store
 from penstock.memory import MemoryBudget
 from penstock.memory.budget import format_bytes
+from penstock.memory.pressure import free_large_blocks_at_once
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import PipelineConfig
 from penstock.store import describe
@@ -74,6 +75,7 @@ def prepare(
     With --engine ray, a cluster does the work; with --split I/N, N processes of a Slurm array or a Kubernetes job that
     share a file system. The shards have the same bytes.
     """
+    free_large_blocks_at_once()
     console, memory = Console(stderr=True), MemoryBudget(budget or "1 GiB")
     asked: dict[str, Any] = {"inputs": inputs, "out": out, "recipe": recipe, "mode": mode}
     asked |= {"on_error": on_error, "quarantine": quarantine, "budget": budget or "1 GiB", "workers": workers}

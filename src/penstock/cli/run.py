@@ -36,6 +36,7 @@ from penstock.files.filesystems import output_place, shown, shown_place
 from penstock.files.objects import bucket_has
 from penstock.files.remote import fetched_path
 from penstock.memory.budget import format_bytes
+from penstock.memory.pressure import free_large_blocks_at_once
 from penstock.metrics.targets import MetricsConfig
 from penstock.observe import Extent, closing_table, progress_on
 from penstock.pipeline import Pipeline, Report
@@ -98,6 +99,7 @@ def run(
 
     Exit codes: 0 success; 1 an error, printed to stderr; 2 wrong usage; 130 stopped by Ctrl-C.
     """
+    free_large_blocks_at_once()
     elsewhere = engine not in (None, "local")
     if elsewhere:
         engine_of(engine)

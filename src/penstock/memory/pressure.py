@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -22,6 +24,7 @@ _SHRINK = 0.7
 _RESTORE = 0.1
 _STALLED_PERCENT = 10.0
 _CALM_PERCENT = 2.0
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD in malloc.h
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +342,19 @@ def give_back_memory() -> None:
     """Return free pages to the system: those of malloc, and those that Arrow keeps for the calling thread."""
     pa.system_memory_pool().release_unused()
     pa.default_memory_pool().release_unused()
+
+
+def free_large_blocks_at_once() -> None:
+    """Make glibc return blocks of a megabyte and more to the system when they are freed; elsewhere nothing changes.
+
+    By itself it does so only until the first of them is freed, and keeps many of the later ones, in every arena. It is
+    a setting of the whole process, so commands call it and the library does not. A user's own setting stays.
+    """
+    if not sys.platform.startswith("linux") or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_MMAP_THRESHOLD, 1 << 20)
 
 
 def resident_bytes() -> int:

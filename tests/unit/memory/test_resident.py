@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from textwrap import dedent
+
 import pytest
 
 from penstock.memory import MemoryBudget, ResidentWatch, resident_bytes
@@ -91,3 +96,25 @@ def test_pages_are_given_back_only_when_it_gets_tight(occupied: list[int], monke
     watch.look()
     watch.give_back()
     assert given == ["default"]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
+def test_freed_blocks_below_another_block_leave_the_process() -> None:
+    code = """
+        import ctypes, numpy as np
+        from penstock.memory.pressure import free_large_blocks_at_once, resident_bytes
+        if not hasattr(ctypes.CDLL(None), "mallopt"):
+            raise SystemExit(print(0))
+        free_large_blocks_at_once()
+        first = np.ones(30 << 20, np.uint8)
+        del first  # from here on glibc keeps blocks of this size
+        before = resident_bytes()
+        blocks = [np.ones(4 << 20, np.uint8) for _ in range(16)]
+        above = [bytes(100_000) for _ in range(50)]
+        del blocks
+        print(resident_bytes() - before)
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    command = [sys.executable, "-c", dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) < 24 << 20

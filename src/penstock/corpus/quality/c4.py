@@ -110,10 +110,9 @@ class C4Quality(TextFilter):
         given = as_bytes(text)
         breaks = np.count_nonzero(given[0] < 32) + sum(np.count_nonzero(given[0] == byte) for byte in LAST_OF_BREAKS)
         data, lines = np.empty(len(given[0]), np.uint8), np.empty(breaks + len(text) + 1, np.int64)
-        bounds, row_lines = np.zeros(len(text) + 1, np.int64), np.zeros(len(text) + 1, np.int64)
+        bounds, row_lines = left = np.zeros((2, len(text) + 1), np.int64)
         codes, left_out = np.zeros(len(text), np.uint8), np.zeros(5, np.int64)
-        out = (data, bounds, lines, row_lines, codes, left_out)
-        c4_lines(*given, kinds(), *packed(PHRASES), self._limits, self._rules, *out)
+        c4_lines(*given, kinds(), packed(PHRASES), self._limits, self._rules, data, lines, left, codes, left_out)
         data, lines = data[: bounds[-1]], lines[: row_lines[-1] + 1]
         data.flags.writeable = False
         words = words_between(data, lines, True)
@@ -138,18 +137,16 @@ def c4_lines(
     data: Array,
     bounds: Array,
     kinds: Array,
-    phrases: Array,
-    phrase_bounds: Array,
+    phrases: tuple[Array, Array],
     limits: Array,
     options: Array,
     out: Array,
-    out_bounds: Array,
     lines: Array,
-    row_lines: Array,
+    left: Array,
     codes: Array,
     left_out: Array,
 ) -> None:
-    """Bytes left of every row; the lines left, and how many of them in each row; reason codes; lines left out.
+    """Bytes and lines left, and the bounds of every row in both; reason codes; lines left out.
 
     `options`: drop citations, ask for terminal marks, lorem ipsum, javascript, brackets, policy phrases.
     Phrase 0 is lorem ipsum, phrase 1 javascript, the others are of policies. A newline belongs to the line after it.
@@ -175,7 +172,7 @@ def c4_lines(
             if words < limits[1]:
                 left_out[2] += 1
                 continue
-            found = find_phrases(out, line, m, phrases, phrase_bounds)
+            found = find_phrases(out, line, m, phrases[0], phrases[1])
             if options[2] and found & 1:
                 codes[row] = 1
             elif options[3] and found & 2:
@@ -192,8 +189,8 @@ def c4_lines(
                 n = m
         if codes[row]:
             n, k = begin, first_line
-        out_bounds[row + 1] = n
-        row_lines[row + 1] = k
+        left[0, row + 1] = n
+        left[1, row + 1] = k
     lines[k] = n
 
 

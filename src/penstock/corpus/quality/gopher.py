@@ -135,22 +135,19 @@ class GopherRepetition(TextFilter):
         super().__init__(column, limits | {"top_grams": self._top, "repeated_grams": self._repeated, "words": words})
 
     def codes(self, text: pa.Array) -> Codes:
-        limits = [
-            array
-            for pairs in (self._top, self._repeated)
-            for array in (np.array([n for n, _ in pairs], np.int64), np.array([most for _, most in pairs], np.float64))
-        ]
+        pairs = [*self._top, *self._repeated]
+        grams = np.array([n for n, _ in pairs], np.int64)
+        limits = np.concatenate([self._limits, np.array([most for _, most in pairs], np.float64)])
         data, bounds = as_bytes(text)
         words = word_spans(text, self._words)
         codes = np.zeros(len(text), np.uint8)
         room = (most_lines(data, bounds), int(np.diff(words[2]).max(initial=0)), int(np.diff(bounds).max(initial=0)))
-        arrays = [data, bounds, *words, kinds(), self._limits, *limits, *_workspace(*room), codes]
-        gopher_repetition(*arrays)
+        gopher_repetition(data, bounds, *words, kinds(), limits, grams, len(self._top), _workspace(*room), codes)
         return codes
 
 
 def _workspace(lines: int, words: int, size: int) -> tuple[Array, ...]:
-    """What the kernel of repetition writes on: room for the row with most lines, most words and most bytes."""
+    """Arrays that the kernel of repetition writes on: room for the row with most lines, most words and most bytes."""
     slots, spans = np.empty(table_size(max(lines, words)), np.int32), np.empty((lines + 1, 2), np.int64)
     hashes, sums, scales = (np.empty(words + 1, np.uint64) for _ in range(3))
     tally, places, lengths = (np.empty(words + 1, np.int32) for _ in range(3))
@@ -378,22 +375,13 @@ def gopher_repetition(
     firsts: Array,
     kinds: Array,
     limits: Array,
-    top: Array,
-    top_limits: Array,
-    repeated: Array,
-    repeated_limits: Array,
-    slots: Array,
-    spans: Array,
-    hashes: Array,
-    sums: Array,
-    scales: Array,
-    tally: Array,
-    places: Array,
-    lengths: Array,
-    joined: Array,
+    grams: Array,
+    top: int,
+    workspace: tuple[Array, ...],
     codes: Array,
 ) -> None:
-    """Codes of the rows; the arrays between limits and codes are `_workspace`."""
+    """Codes of the rows. The first `top` n-grams are counted, the others looked for; four limits are not of n-grams."""
+    slots, spans, hashes, sums, scales, tally, places, lengths, joined = workspace
     one: Any = np.int64(1)  # not literals, for each of which numba would compile `repeated_pieces`
     two: Any = np.int64(2)
     for row in range(len(codes)):
@@ -420,23 +408,16 @@ def gopher_repetition(
             continue
         words = firsts[row + 1] - firsts[row]
         join_words(data, begin, starts, ends, firsts[row], words, places, lengths, sums, scales, joined)
-        for i in range(len(top)):
-            n, grams = top[i], words - top[i] + 1
-            if grams > 0:
-                hash_grams(n, grams, places, sums, scales, hashes)
-                found = top_gram(joined, n, grams, hashes, places, lengths, slots, tally)
-                if found / characters > top_limits[i]:
+        for i in range(len(grams)):
+            n, count = grams[i], words - grams[i] + 1
+            if count > 0:
+                hash_grams(n, count, places, sums, scales, hashes)
+                if i < top:
+                    found = top_gram(joined, n, count, hashes, places, lengths, slots, tally)
+                else:
+                    found = repeated_grams(joined, n, count, hashes, places, lengths, slots)
+                if found / characters > limits[4 + i]:
                     codes[row] = 6 + i
-                    break
-        if codes[row]:
-            continue
-        for i in range(len(repeated)):
-            n, grams = repeated[i], words - repeated[i] + 1
-            if grams > 0:
-                hash_grams(n, grams, places, sums, scales, hashes)
-                found = repeated_grams(joined, n, grams, hashes, places, lengths, slots)
-                if found / characters > repeated_limits[i]:
-                    codes[row] = 6 + len(top) + i
                     break
 
 
