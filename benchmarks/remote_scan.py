@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,41 +124,54 @@ def run_one(engine: str, kind: str, urls: Sequence[str]) -> None:
 
 def fill(bucket: Any, megabytes: int) -> tuple[dict[str, list[str]], dict[str, int], int, int]:
     """Files of both formats in the bucket: keys, bytes, rows and bytes of text."""
-    import io
-
-    import numpy as np
     import obstore
-    import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    draw = np.random.default_rng(7)
-    words = np.array([draw.bytes(int(length)).hex() for length in draw.integers(1, 6, 20_000)], object)
     keys: dict[str, list[str]] = {kind: [] for kind in FORMATS}
     stored = dict.fromkeys(FORMATS, 0)
     rows = size = 0
+    for number, (table, held) in enumerate(tables(megabytes)):
+        rows, size = rows + table.num_rows, size + held
+        for kind, data in (("parquet", as_parquet(table)), ("jsonl", as_lines(table))):
+            keys[kind].append(f"scan/part-{number}.{kind}")
+            stored[kind] += len(data)
+            obstore.put(bucket, keys[kind][-1], data)
+    return keys, stored, rows, size
+
+
+def tables(megabytes: int) -> Iterator[tuple[Any, int]]:
+    """Tables with text, made of words from one seed, and the bytes of text in each."""
+    import numpy as np
+    import pyarrow as pa
+
+    draw = np.random.default_rng(7)
+    words = np.array([draw.bytes(int(length)).hex() for length in draw.integers(1, 6, 20_000)], object)
     for number in range(FILES):
         texts: list[str] = []
         held = 0
         while held < megabytes * 1_000_000 // FILES:
             texts.append(" ".join(words[draw.integers(0, len(words), int(draw.integers(20, 300)))]))
             held += len(texts[-1])
-        table = pa.table(
-            {
-                "id": [f"{number}-{row}" for row in range(len(texts))],
-                "text": texts,
-                "score": draw.random(len(texts)),
-                "other": [text[::-1] for text in texts],
-            }
-        )
-        rows, size = rows + len(texts), size + held
-        out = io.BytesIO()
-        pq.write_table(table, out, compression="zstd", row_group_size=20_000)
-        lines = "".join(json.dumps(row) + "\n" for row in table.drop_columns(["other"]).to_pylist()).encode()
-        for kind, data in (("parquet", out.getvalue()), ("jsonl", lines)):
-            keys[kind].append(f"scan/part-{number}.{kind}")
-            stored[kind] += len(data)
-            obstore.put(bucket, keys[kind][-1], data)
-    return keys, stored, rows, size
+        columns = {
+            "id": [f"{number}-{row}" for row in range(len(texts))],
+            "text": texts,
+            "score": draw.random(len(texts)),
+            "other": [text[::-1] for text in texts],
+        }
+        yield pa.table(columns), held
+
+
+def as_parquet(table: Any) -> bytes:
+    import io
+
+    import pyarrow.parquet as pq
+
+    out = io.BytesIO()
+    pq.write_table(table, out, compression="zstd", row_group_size=20_000)
+    return out.getvalue()
+
+
+def as_lines(table: Any) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in table.drop_columns(["other"]).to_pylist()).encode()
 
 
 def measure(python: str, engine: str, kind: str, urls: list[str], environment: dict[str, str]) -> dict[str, Any]:

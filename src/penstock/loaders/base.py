@@ -660,7 +660,7 @@ def _several(
                 return
             waiting.append(first)
             at_hand = 0 if supplying is None else supplying.at_hand
-            most = min(at_hand, _AT_HAND, _AT_HAND_BYTES // max(first[0].nbytes, 1))
+            most = min(at_hand, _AT_HAND, _AT_HAND_BYTES // max(first[0].nbytes, 1)) if at_hand else 0
             del first
             try:
                 waiting.extend(islice(made, most))
