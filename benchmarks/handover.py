@@ -5,8 +5,9 @@ python benchmarks/queue.py [--repeat 5] [--batches 3000] [--disk DIR] [--tmpfs /
 
 A batch is x, y int64 [32, 512], 262,144 bytes. All cases have a backlog of 64 batches, write under a temporary name,
 rename, and delete consumed files. `torch` is torch.save and torch.load(weights_only=True) of a dict, one batch a file,
-as in queues written by hand; `torch-8` puts eight into a file, as penstock does by default. `bytes` writes and reads
-the bare bytes under the same protocol; `copy` is shutil.copyfile of as many files of that size in one process.
+as in queues written by hand; `torch-8` puts eight into a file, as penstock does by default. `arrow` is an Arrow file
+with one batch, which the consumer maps and makes tensors of without a copy. `bytes` writes and reads the bare bytes
+under the same protocol; `copy` is shutil.copyfile of as many files of that size in one process.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ import subprocess
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from table import table
 
 ROWS, TOKENS, BACKLOG = 32, 512, 64
 SIZE = 2 * ROWS * TOKENS * 8
-CASES = ("penstock", "penstock-strict", "penstock-1", "torch", "torch-8", "bytes", "copy")
+CASES = ("penstock", "penstock-strict", "penstock-1", "torch", "torch-8", "arrow", "bytes", "copy")
 PAUSE = 0.0005
 SCHEMA = [
     {"name": "x", "dtype": "int64", "shape": [TOKENS], "role": "input"},
@@ -88,6 +91,7 @@ def provide_files(where: Path, case: str, batches: int) -> None:
 
     x, y = arrays()
     data, batch = x.tobytes() + y.tobytes(), {"x": torch.from_numpy(x), "y": torch.from_numpy(y)}
+    table = pa.table({"x": x.reshape(-1), "y": y.reshape(-1)})
     per_file = 8 if case == "torch-8" else 1
     for number in range(batches // per_file):
         while len(os.listdir(where)) >= BACKLOG // per_file:  # noqa: PTH208 - the fastest way
@@ -96,6 +100,9 @@ def provide_files(where: Path, case: str, batches: int) -> None:
         if case == "bytes":
             with part.open("wb", buffering=0) as file:
                 file.write(data)
+        elif case == "arrow":
+            with pa.OSFile(str(part), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+                writer.write_table(table)
         else:
             torch.save(batch if per_file == 1 else [batch_copy(batch) for _ in range(per_file)], part)
         part.rename(where / f"{number:08d}")
@@ -107,7 +114,7 @@ def batch_copy(batch: dict[str, Any]) -> dict[str, Any]:
 
 
 def consume_files(where: Path, case: str, batches: int) -> float:
-    import torch
+    import torch  # noqa: F401 - its import is not timed
 
     per_file = 8 if case == "torch-8" else 1
     began = 0.0
@@ -115,11 +122,31 @@ def consume_files(where: Path, case: str, batches: int) -> float:
         path = where / f"{number:08d}"
         while not path.exists():
             time.sleep(PAUSE)
-        path.read_bytes() if case == "bytes" else torch.load(path, weights_only=True)
+        READERS[case](path)
         path.unlink()
         if number == 0:
             began = time.perf_counter()
     return time.perf_counter() - began
+
+
+def read_torch(path: Path) -> Any:
+    import torch
+
+    return torch.load(path, weights_only=True)
+
+
+def read_arrow(path: Path) -> tuple[Any, Any]:
+    import torch
+
+    with pa.memory_map(str(path)) as source:
+        table = pa.ipc.open_file(source).read_all()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # a mapped file is read-only, and torch says so
+        x, y = (torch.from_numpy(table[name].chunk(0).to_numpy()).view(ROWS, TOKENS) for name in ("x", "y"))
+    return x, y
+
+
+READERS = {"torch": read_torch, "torch-8": read_torch, "arrow": read_arrow, "bytes": Path.read_bytes}
 
 
 def copy_files(where: Path, batches: int) -> float:

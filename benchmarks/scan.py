@@ -5,7 +5,7 @@
 
 Each scan runs in a fresh process with the files in the page cache, engines take turns, and the clock runs from the call
 to the last row; imports do not count. Every engine delivers each row as Arrow, or aggregates it itself (Polars), and
-the number of rows and of bytes of text must be right. The fastest of the rounds counts, since the machine may be shared.
+the number of rows and of bytes of text must be right. The fastest of the rounds counts.
 """
 
 from __future__ import annotations
@@ -167,12 +167,13 @@ def compare(given: argparse.Namespace) -> list[dict[str, Any]]:
             for _ in range(given.repeat):
                 for engine in given.only:
                     runs[engine].append(measure(engine, case, files, (rows, size)))
-            stored = sum(os.path.getsize(path) for path in files) / 1e6
-            text = sum(os.path.getsize(path) for path in paths[".jsonl"]) / 1e6 if case == "zst" else stored
+            stored, text = megabytes_of(files), megabytes_of(paths[".jsonl"] if case == "zst" else files)
             print(f"\n{CASES[case]}, {stored:.0f} MB stored, {size / 1e6:.0f} MB of text\n")
             lines = []
-            best = {e: min((r for r in found if "error" not in r), key=lambda r: r["seconds"], default=None)
-                    for e, found in runs.items()}
+            best = {
+                e: min((r for r in found if "error" not in r), key=lambda r: r["seconds"], default=None)
+                for e, found in runs.items()
+            }
             for engine, found in runs.items():
                 fast = best[engine]
                 if fast is None:
@@ -185,6 +186,10 @@ def compare(given: argparse.Namespace) -> list[dict[str, Any]]:
                 results.append({"case": case, "engine": engine, **fast})
             print(table(["", "s", "MB/s", "CPU s", "peak MB", "penstock's speed"], lines), flush=True)
     return results
+
+
+def megabytes_of(paths: Sequence[str]) -> float:
+    return sum(Path(path).stat().st_size for path in paths) / 1e6
 
 
 def main() -> int:
