@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from facts import own_peak_bytes
 from remote_scan import COLUMNS, as_lines, as_parquet, counted, tables
 from table import table
 
@@ -115,8 +116,9 @@ def run_one(engine: str, case: str, paths: Sequence[str]) -> None:
         Path(path).read_bytes()
     before, began = _cpu_seconds(), time.perf_counter()
     rows, size = scan()
-    seconds, peak = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    facts = {"seconds": seconds, "cpu": _cpu_seconds() - before, "peak_mb": peak / 1e3, "rows": rows, "size": size}
+    seconds = time.perf_counter() - began
+    facts = {"seconds": seconds, "cpu": _cpu_seconds() - before, "peak_mb": own_peak_bytes() / 1e6}
+    facts |= {"rows": rows, "size": size}
     print(json.dumps(facts))
 
 
@@ -137,7 +139,7 @@ def write_files(folder: Path, megabytes: int) -> tuple[dict[str, list[str]], int
     for number, (made, held) in enumerate(tables(megabytes)):
         rows, size = rows + made.num_rows, size + held
         lines = as_lines(made)
-        packed = pa.compress(lines, codec=pa.Codec("zstd", compression_level=3), asbytes=True)
+        packed = pa.Codec("zstd", compression_level=3).compress(lines, asbytes=True)
         for suffix, data in ((".jsonl", lines), (".jsonl.zst", packed), (".parquet", as_parquet(made))):
             path = folder / f"part-{number}{suffix}"
             path.write_bytes(data)
