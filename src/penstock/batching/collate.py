@@ -7,8 +7,8 @@ grid, so that they cannot disagree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
@@ -73,7 +73,7 @@ class RowTokens(Tokens, Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class BatchLayout:
     """Layout of batches: shape, padding, dtype and fields."""
 
@@ -92,8 +92,6 @@ class BatchLayout:
     """Side of the padding."""
     integer: npt.DTypeLike = np.int64
     fields: frozenset[str] = frozenset(FIELDS)
-    present: frozenset[str] = field(init=False, repr=False, compare=False)
-    """Fields that batches of this layout have."""
 
     def __post_init__(self) -> None:
         if self.multiple < 1:
@@ -105,14 +103,15 @@ class BatchLayout:
                 raise ConfigError(
                     f"unknown batch field {name!r}{did_you_mean(name, FIELDS)}; fields are {list(FIELDS)}"
                 )
-        object.__setattr__(self, "present", self._present())
 
     @property
     def joined(self) -> bool:
         """True if a row may hold several documents."""
         return self.packed or self.padding_free
 
-    def _present(self) -> frozenset[str]:
+    @cached_property
+    def present(self) -> frozenset[str]:
+        """Fields that batches of this layout have."""
         found = self.fields - {"attention_mask"} if self.padding_free else self.fields
         if not self.joined:
             return found - _BOUNDARIES
