@@ -210,6 +210,8 @@ _IS_SPACE = np.zeros(256, bool)
 _IS_SPACE[list(b" \t\r\n")] = True
 _WORTH_IT = 4
 """A skeleton is made only where it is this many times smaller; gathering it costs more than parsing otherwise."""
+_TAKEN_BYTES = 16 << 20
+"""Largest block whose parts Arrow gathers: it reserves room for parts of average length, half of the block."""
 
 
 def skeleton(data: Bytes) -> Bytes | None:
@@ -225,8 +227,13 @@ def skeleton(data: Bytes) -> Bytes | None:
     # What is kept, and what is not, in turn: up to the quote that begins a text, and on from the one that ends it.
     bounds = np.zeros(2 * int(np.count_nonzero(~keys)) + 2, np.int64)
     bounds[1:-1:2], bounds[2:-1:2], bounds[-1] = opens[~keys] + 1, closes[~keys], len(data)
-    if _WORTH_IT * int((bounds[1::2] - bounds[::2]).sum()) > len(data):
+    lengths = bounds[1::2] - bounds[::2]
+    ends = np.cumsum(lengths)
+    if _WORTH_IT * int(ends[-1]) > len(data):
         return None
+    if len(data) > _TAKEN_BYTES:
+        slim: Bytes = data[np.arange(ends[-1]) + np.repeat(bounds[::2] - ends + lengths, lengths)]
+        return slim
     parts = pa.Array.from_buffers(
         pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
     ).take(pa.array(np.arange(0, len(bounds) - 1, 2)))
