@@ -55,7 +55,9 @@ def numbers_of(array: pa.Array) -> np.ndarray[Any, Any]:
     kind = np.dtype(array.type.to_pandas_dtype())
     if not len(array):
         return np.empty(0, kind)
-    return np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
+    view = np.frombuffer(array.buffers()[1], kind, len(array), array.offset * kind.itemsize)
+    view.flags.writeable = False  # Arrow arrays share memory, and take it not to change
+    return view
 
 
 def text_array(texts: Iterable[str]) -> pa.Array:

@@ -309,7 +309,12 @@ class Lanes:
         return rename(self.path, lane.name, mine.name) or (self.path / mine.name).exists()
 
     def holds(self, number: int, owner: str) -> bool:
-        return os.path.exists(os.path.join(self.path, Lane(number, owner).name))
+        """True if a member holds the lane of a number. Any error but a missing name says nothing about that: raised."""
+        try:
+            os.stat(os.path.join(self.path, Lane(number, owner).name))
+        except FileNotFoundError:
+            return False
+        return True
 
     def advance(self, number: int, owner: str | None) -> bool:
         """Move the lane of a published number to its next number; False if that is done."""

@@ -33,6 +33,7 @@ def test_a_slice_of_numbers_is_seen_as_numpy_sees_it(values: list[int], kind: st
     seen = numbers_of(part)
     assert seen.dtype == np.dtype(kind)
     assert np.array_equal(seen, part.to_numpy())
+    assert not len(seen) or not seen.flags.writeable, "writing to it would change the column"
 
 
 @given(st.lists(st.sampled_from([True, False, None]), max_size=40), st.integers(0, 20), st.integers(0, 40))

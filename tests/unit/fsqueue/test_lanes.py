@@ -37,6 +37,12 @@ def test_a_number_that_was_given_up_is_made_by_another(lanes: Lanes) -> None:
     assert lanes.all()[0] == Lane(0, "p2")
 
 
+def test_a_lane_that_the_file_system_cannot_look_at_is_not_taken_for_lost(lanes: Lanes) -> None:
+    assert not lanes.holds(0, "p1")
+    with pytest.raises(OSError, match="too long"):
+        lanes.holds(0, "p" * 5000)
+
+
 def test_many_threads_make_every_number_once(lanes: Lanes) -> None:
     made: list[int] = []
 
