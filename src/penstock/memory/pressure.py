@@ -350,7 +350,8 @@ def free_large_blocks_at_once() -> None:
     By itself it does so only until the first of them is freed, and keeps many of the later ones, in every arena. It is
     a setting of the whole process, so commands call it and the library does not. A user's own setting stays.
     """
-    if not sys.platform.startswith("linux") or "MALLOC_MMAP_THRESHOLD_" in os.environ:
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    if not sys.platform.startswith("linux") or "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in tunables:
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -6,11 +6,9 @@
     with work_progress("checking corpus.store", unit="bytes") as progress:
         progress(done, total)
 
-moments    what a display shows: share, speed, remaining time, memory, bottleneck
-display    how it is shown: live, or as lines
-pipelines  progress of a pipeline, from its snapshots
+display    what is shown, and how: share, speed, remaining time, memory, bottleneck; live, or as lines
+pipelines  progress of a pipeline, from its snapshots, and the table at its end
 work       progress of other work that is counted
-tables     the table at the end of a run
 """
 
 from penstock.observe.display import LineDisplay, LiveDisplay, Moment, RateWindow, display_on, is_live

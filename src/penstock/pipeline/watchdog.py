@@ -27,12 +27,13 @@ import tempfile
 import threading
 import time
 from collections import deque
-from typing import cast
+from typing import TypeAlias, cast
 
 _HEADER = struct.Struct("<QI")
 """Beats, and the number of runs."""
 _ENTRY = struct.Struct("<QddH")
 """Thread (0: free), since when, seconds allowed, length of the text behind it."""
+_Entry: TypeAlias = tuple[int, float, float, str]
 _SLOTS, _SLOT_BYTES = 127, 512
 _TEXT_BYTES = _SLOT_BYTES - _ENTRY.size
 _TICK = 0.25
@@ -152,6 +153,7 @@ if hasattr(os, "register_at_fork") and __name__ != "__main__":
 def _watch(memory: mmap.mmap, process: int) -> None:
     beats, held, last = -1, 0.0, time.monotonic()
     before: dict[int, float] = {}
+    seen: list[_Entry] = []
     said = False
     while True:
         now_beats, runs = _HEADER.unpack_from(memory, 0)
@@ -160,12 +162,15 @@ def _watch(memory: mmap.mmap, process: int) -> None:
         now = time.monotonic()
         passed, last = min(now - last, 2 * _TICK), now  # not the time for which both of us were suspended
         if now_beats != beats or not runs:
-            beats, held, before, said = now_beats, 0.0, _cpu_seconds(process) if runs else {}, False
+            beats, held, before, seen, said = now_beats, 0.0, _cpu_seconds(process) if runs else {}, [], False
             continue
         if _stopped(process):
             continue
         held += passed
-        stuck = [entry for entry in _entries(memory) if min(held, now - entry[1]) > entry[2]]
+        entries = _entries(memory)
+        # One that is being written has no time allowed yet; what keeps the interpreter is the same at the next look.
+        stuck = [entry for entry in entries if entry in seen and min(held, now - entry[1]) > entry[2]]
+        seen = entries
         if not stuck:
             continue
         used = _cpu_seconds(process)
@@ -182,7 +187,7 @@ def _watch(memory: mmap.mmap, process: int) -> None:
         said = True
 
 
-def _entries(memory: mmap.mmap) -> list[tuple[int, float, float, str]]:
+def _entries(memory: mmap.mmap) -> list[_Entry]:
     found = []
     for slot in range(1, _SLOTS + 1):
         thread, since, allowed, size = _ENTRY.unpack_from(memory, slot * _SLOT_BYTES)
@@ -192,7 +197,7 @@ def _entries(memory: mmap.mmap) -> list[tuple[int, float, float, str]]:
     return found
 
 
-def _told(entries: list[tuple[int, float, float, str]], now: float) -> str:
+def _told(entries: list[_Entry], now: float) -> str:
     return " or ".join(
         f"{text}, for {now - since:.1f} s, longer than stall_seconds={allowed:g}" for _, since, allowed, text in entries
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import subprocess
 import sys
 from textwrap import dedent
@@ -100,6 +101,18 @@ def test_pages_are_given_back_only_when_it_gets_tight(occupied: list[int], monke
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a setting of glibc")
 def test_freed_blocks_below_another_block_leave_the_process() -> None:
+    assert bytes_kept({}) < 24 << 20
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a setting of glibc")
+@pytest.mark.parametrize("name", ["MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES"])
+def test_a_threshold_of_the_user_stays(name: str) -> None:
+    prefix = "glibc.malloc.mmap_threshold=" if name == "GLIBC_TUNABLES" else ""
+    assert bytes_kept({name: f"{prefix}{32 << 20}"}) > 40 << 20
+
+
+def bytes_kept(settings: dict[str, str]) -> int:
+    """Memory that stays when blocks of 4 MiB, 64 MiB in all, are freed while smaller ones stand above them."""
     code = """
         import ctypes, numpy as np
         from penstock.memory.pressure import free_large_blocks_at_once, resident_bytes
@@ -114,7 +127,8 @@ def test_freed_blocks_below_another_block_leave_the_process() -> None:
         del blocks
         print(resident_bytes() - before)
     """
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    names = ("MALLOC_", "GLIBC_TUNABLES")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(names)} | settings
     command = [sys.executable, "-c", dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert int(done.stdout) < 24 << 20
+    return int(done.stdout)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import subprocess
 import sys
 
 import pytest
+
+from penstock.pipeline import watchdog
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads are told apart on Linux only")
 
@@ -50,17 +54,32 @@ def test_a_stage_that_waits_in_c_code_is_named_and_goes_on() -> None:
     assert done.stdout == "over\n"
 
 
+@pytest.mark.parametrize(("entries", "ended"), [([7, 8, 9, 10], 0), ([7, 7], 1)], ids=["half written", "stuck"])
+def test_an_entry_that_is_half_written_is_no_stage_that_hangs(
+    monkeypatch: pytest.MonkeyPatch, entries: list[int], ended: int
+) -> None:
+    """Another thread each time, with no time allowed yet: so a stage looks that begins with a batch just now."""
+    looks, seconds, ends = iter(entries), iter(range(100)), []
+    monkeypatch.setattr(watchdog, "_entries", lambda memory: [(next(looks), 0.0, 0.0, "")])
+    monkeypatch.setattr(watchdog, "_cpu_seconds", lambda process: dict.fromkeys(entries, next(seconds)))
+    monkeypatch.setattr(watchdog, "_stopped", lambda process: False)
+    monkeypatch.setattr(watchdog, "_end", ends.append)
+    monkeypatch.setattr(watchdog.select, "select", lambda *_: ([], [], []))
+    with mmap.mmap(-1, 1 << 10) as memory, contextlib.suppress(StopIteration):
+        watchdog._HEADER.pack_into(memory, 0, 1, 1)
+        watchdog._watch(memory, os.getpid())
+    assert len(ends) == ended
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning", "ignore::DeprecationWarning")  # of os.fork in JAX and Python
 def test_a_forked_process_has_a_watchdog_of_its_own() -> None:
-    from penstock.pipeline.watchdog import watchdog
-
-    ours = watchdog()
+    ours = watchdog.watchdog()
     assert ours is not None
-    assert watchdog() is ours
+    assert watchdog.watchdog() is ours
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        theirs = watchdog()
+        theirs = watchdog.watchdog()
         os.write(writing, b"other" if theirs is not None and theirs is not ours else b"same")
         if theirs is not None:
             theirs.close()

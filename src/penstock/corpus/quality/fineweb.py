@@ -20,7 +20,7 @@ from penstock.corpus.quality.characters import (
     skip_spaces,
 )
 from penstock.corpus.quality.gopher import is_new, slots_for, table_size
-from penstock.corpus.quality.words import as_bytes, as_words, word_spans
+from penstock.corpus.quality.words import as_bytes, as_words, words_between
 
 
 class FineWebQuality(TextFilter):
@@ -55,7 +55,7 @@ class FineWebQuality(TextFilter):
 
     def codes(self, text: pa.Array) -> Codes:
         data, bounds = as_bytes(text)
-        first_words = word_spans(text, self._words)[2]
+        first_words = words_between(data, bounds, self._words == "english")[2]
         lines = most_lines(data, bounds)
         slots, spans = np.empty(table_size(lines), np.int32), np.empty((lines, 2), np.int64)
         codes = np.zeros(len(text), np.uint8)

@@ -25,7 +25,7 @@ from penstock.corpus.quality.characters import (
     skip_spaces,
     skip_spaces_back,
 )
-from penstock.corpus.quality.words import as_bytes, as_words, packed, word_spans
+from penstock.corpus.quality.words import as_bytes, as_words, packed, words_between
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
 
@@ -86,8 +86,9 @@ class GopherQuality(TextFilter):
     def codes(self, text: pa.Array) -> Codes:
         stops = packed(self._stop_words)
         codes, seen = np.zeros(len(text), np.uint8), np.zeros(len(self._stop_words), np.bool_)
-        words = word_spans(text, self._words)
-        gopher_quality(*as_bytes(text), *words, kinds(), *stops, self._limits, seen, codes)
+        given = as_bytes(text)
+        words = words_between(*given, self._words == "english")
+        gopher_quality(*given, *words, kinds(), *stops, self._limits, seen, codes)
         return codes
 
 
@@ -139,7 +140,7 @@ class GopherRepetition(TextFilter):
         grams = np.array([n for n, _ in pairs], np.int64)
         limits = np.concatenate([self._limits, np.array([most for _, most in pairs], np.float64)])
         data, bounds = as_bytes(text)
-        words = word_spans(text, self._words)
+        words = words_between(data, bounds, self._words == "english")
         codes = np.zeros(len(text), np.uint8)
         room = (most_lines(data, bounds), int(np.diff(words[2]).max(initial=0)), int(np.diff(bounds).max(initial=0)))
         gopher_repetition(data, bounds, *words, kinds(), limits, grams, len(self._top), _workspace(*room), codes)

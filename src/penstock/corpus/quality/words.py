@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.arrays.text import utf8
+from penstock.arrays.text import checked_text, utf8
 from penstock.corpus.kernels import PLAIN, kernel
 from penstock.corpus.quality.characters import (
     CURRENCY,
@@ -139,8 +139,11 @@ def as_words(words: str) -> WordRule:
 
 
 def as_bytes(text: pa.Array) -> tuple[Array, Array]:
-    """UTF-8 bytes and row bounds of a column, always of the same types, so that a kernel is compiled once."""
-    data, bounds = utf8(text)
+    """UTF-8 bytes and row bounds of a column, always of the same types, so that a kernel is compiled once.
+
+    Other bytes are refused: kernels check no bounds, and the room they are given is enough for characters.
+    """
+    data, bounds = utf8(checked_text(text))
     data = data[:]
     data.flags.writeable = False
     return data, bounds.astype(np.int64)

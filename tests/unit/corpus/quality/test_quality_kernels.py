@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 
 from oracles import quality_rules as plain
 from penstock.corpus.quality.c4 import C4Quality
+from penstock.corpus.quality.content import LengthFilter
 from penstock.corpus.quality.fineweb import FineWebQuality
 from penstock.corpus.quality.gopher import GopherQuality, GopherRepetition
 from penstock.corpus.quality.words import exceptions, word_spans
+from penstock.errors import DataError
 
 PIECES = [
     "the", "and", "with", "word", "don't", "Mr.", "U.S.", "5km", "US$3", "$5", "10%", "a.m.", "x-y", "well-known",
@@ -186,10 +188,19 @@ def test_a_word_of_ten_megabytes_is_one_word_and_takes_little_memory() -> None:
     assert GopherQuality(words="whitespace", **chosen).codes(text).tolist() == [4, 4, 0]
 
 
-def test_bytes_that_are_no_utf8_do_not_lead_beyond_the_row() -> None:
-    broken = pa.Array.from_buffers(
-        pa.string(), 2, [None, pa.py_buffer(np.array([0, 3, 6], np.int32)), pa.py_buffer(b"ab\xf0\xe2\x80c")]
-    )
-    starts, ends, firsts = word_spans(broken, "english")
-    assert firsts.tolist() == [0, 2, 3]
-    assert (starts.tolist(), ends.tolist()) == ([0, 2, 0], [2, 3, 3])
+@pytest.mark.parametrize(
+    "row",
+    [
+        b"\xf0!!!" * 3000,  # a character of four bytes from the front, four characters from the end
+        b"These are words.\xc2E" * 3000,  # U+0085 but for its last byte
+        b"These are words.\xe0\x80\x8a" * 3000,  # a newline in more bytes than it needs
+    ],
+)
+def test_bytes_that_are_no_utf8_are_refused_before_a_kernel_writes_beyond_its_arrays(row: bytes) -> None:
+    bounds = np.cumsum([0, 5, len(row)], dtype=np.int32)
+    broken = pa.Array.from_buffers(pa.string(), 2, [None, pa.py_buffer(bounds), pa.py_buffer(b"fine." + row)])
+    batch = pa.record_batch({"text": broken})
+    stages = [C4Quality(), GopherQuality(), GopherRepetition(), FineWebQuality()]
+    for stage in [*stages, LengthFilter(min_words=1, words="english")]:
+        with pytest.raises(DataError, match="row 1 of the batch is not UTF-8"):
+            stage.transform(batch)
