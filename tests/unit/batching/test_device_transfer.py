@@ -222,6 +222,19 @@ def test_a_field_is_a_tensor_of_its_own_for_each_batch_and_each_move(store: Path
                 assert on_host(array).tolist() == on_host(getattr(host, name)).tolist()
 
 
+@pytest.mark.parametrize("made_in", ["send", "read"])
+def test_a_batch_that_an_evaluation_reads_leaves_the_others_for_training(
+    made_in: str, store: Path, cuda: FakeCuda
+) -> None:
+    with make("indexed", store) as loader:
+        hosts = [batch for batch, _ in zip(loader, range(5))][-2:]
+        moved = [batch.to("cuda") for batch in hosts] if made_in == "read" else []
+        with torch.inference_mode():
+            moved = moved or [batch.to("cuda") for batch in hosts]
+            assert tensors(moved[0])
+        assert not [name for name, value in tensors(moved[1]).items() if value.is_inference()]
+
+
 def test_the_number_of_tokens_is_known_without_reading_the_device(store: Path, cuda: FakeCuda) -> None:
     for kind in ("indexed", "streaming", "rollouts"):
         with make(kind, store, device="cuda") as loader:
