@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -312,7 +313,8 @@ class PlanEngine:
         """Batches of shares. Batches of the same shape are collated several at once, which saves time for each."""
         at_once, rows = self._batches_at_once(shares), len(shares[0].samples) if shares else 0
         parts, tokens_in_row = None, 0
-        memory = None if self.options.device is None else get_backend(self.options.backend).page_locked
+        device, backend = self.options.device, get_backend(self.options.backend)
+        memory = None if device is None else partial(backend.page_locked, device)
         if at_once > 1:  # the same width for all
             parts = _numbered([share.samples for share in shares], shares[0].first)
             tokens_in_row = width(shares[0].step.samples, self._layout)

@@ -279,6 +279,7 @@ def test_a_batch_that_is_moved_by_hand_keeps_what_was_changed(store: Path, cuda:
 
 
 def test_a_batch_on_the_cpu_needs_no_streams(store: Path, cuda: FakeCuda) -> None:
+    cuda.pinned_left = 0  # a warning if any is asked for
     with make("indexed", store, device="cpu", prefetch=2) as loader:
         assert sum(1 for _ in loader) == len(loader)
     assert not cuda.copies
