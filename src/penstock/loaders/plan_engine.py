@@ -47,6 +47,8 @@ _TOKENS_AT_ONCE = 1 << 21
 """
 _BYTES_AT_ONCE = 2 << 20
 """The same in main memory, in bytes of the store."""
+_SHARE_AT_ONCE = 8
+"""The same as a share of the budget, if there is one: an eighth."""
 _FILE_CHECK_SECONDS = 1.0
 """Least time between two checks that all files are unchanged."""
 _FILE_CHECKS = 16
@@ -345,6 +347,8 @@ class PlanEngine:
                 return 1
         itemsize = max(table.dtype.itemsize for table in self._tables)
         most = _TOKENS_AT_ONCE if self.options.device is not None else _BYTES_AT_ONCE // itemsize
+        if (budget := self.options.memory) is not None:
+            most = min(most, budget.limit // (_SHARE_AT_ONCE * itemsize))
         return max(most // (rows * tokens), 1)
 
     def _build(self, share: Share) -> TrainingBatch:

@@ -222,6 +222,19 @@ def test_a_field_is_a_tensor_of_its_own_for_each_batch_and_each_move(store: Path
                 assert on_host(array).tolist() == on_host(getattr(host, name)).tolist()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_that_cross_together_take_a_small_part_of_the_budget(
+    prefetch: int, tmp_path: Path, cuda: FakeCuda
+) -> None:
+    even = make_store(tmp_path / "even", make_rows(60, 8, shortest=8))  # 15 batches of 64 bytes
+    for budget, most in ((None, 512), ("2 KiB", 256), ("512", 64)):
+        cuda.copies.clear()
+        with make("indexed", even, device="cuda", prefetch=prefetch, budget=budget) as loader:
+            for batch in loader:
+                use(batch)
+        assert max(nbytes for nbytes, _, _ in cuda.copies) == most
+
+
 @pytest.mark.parametrize("made_in", ["send", "read"])
 def test_a_batch_that_an_evaluation_reads_leaves_the_others_for_training(
     made_in: str, store: Path, cuda: FakeCuda
