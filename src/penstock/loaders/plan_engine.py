@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -46,6 +47,8 @@ _TOKENS_AT_ONCE = 1 << 21
 """
 _BYTES_AT_ONCE = 2 << 20
 """The same in main memory, in bytes of the store."""
+_SHARE_AT_ONCE = 8
+"""The same as a share of the budget, if there is one: an eighth."""
 _FILE_CHECK_SECONDS = 1.0
 """Least time between two checks that all files are unchanged."""
 _FILE_CHECKS = 16
@@ -312,7 +315,8 @@ class PlanEngine:
         """Batches of shares. Batches of the same shape are collated several at once, which saves time for each."""
         at_once, rows = self._batches_at_once(shares), len(shares[0].samples) if shares else 0
         parts, tokens_in_row = None, 0
-        memory = None if self.options.device is None else get_backend(self.options.backend).page_locked
+        device, backend = self.options.device, get_backend(self.options.backend)
+        memory = None if device is None else partial(backend.page_locked, device)
         if at_once > 1:  # the same width for all
             parts = _numbered([share.samples for share in shares], shares[0].first)
             tokens_in_row = width(shares[0].step.samples, self._layout)
@@ -343,6 +347,8 @@ class PlanEngine:
                 return 1
         itemsize = max(table.dtype.itemsize for table in self._tables)
         most = _TOKENS_AT_ONCE if self.options.device is not None else _BYTES_AT_ONCE // itemsize
+        if (budget := self.options.memory) is not None:
+            most = min(most, budget.limit // (_SHARE_AT_ONCE * itemsize))
         return max(most // (rows * tokens), 1)
 
     def _build(self, share: Share) -> TrainingBatch:

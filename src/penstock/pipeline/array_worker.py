@@ -157,11 +157,14 @@ class ArrayWorker:
 
     @property
     def unread(self) -> int:
-        """Answers that came together with the last one."""
+        """Answers that came together with the last one, up to the first error: `receive` gives them without a wait."""
         count, at = 0, 0
         while at + _HEADER.size <= len(self._unread):
-            at += _HEADER.size + _HEADER.unpack_from(self._unread, at)[0]
-            count += at <= len(self._unread)
+            size, kind = _HEADER.unpack_from(self._unread, at)
+            at += _HEADER.size + size
+            if kind == ERROR or at > len(self._unread):
+                break
+            count += 1
         return count
 
     def restart(self) -> int | None:

@@ -222,6 +222,32 @@ def test_a_field_is_a_tensor_of_its_own_for_each_batch_and_each_move(store: Path
                 assert on_host(array).tolist() == on_host(getattr(host, name)).tolist()
 
 
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_that_cross_together_take_a_small_part_of_the_budget(
+    prefetch: int, tmp_path: Path, cuda: FakeCuda
+) -> None:
+    even = make_store(tmp_path / "even", make_rows(60, 8, shortest=8))  # 15 batches of 64 bytes
+    for budget, most in ((None, 512), ("2 KiB", 256), ("512", 64)):
+        cuda.copies.clear()
+        with make("indexed", even, device="cuda", prefetch=prefetch, budget=budget) as loader:
+            for batch in loader:
+                use(batch)
+        assert max(nbytes for nbytes, _, _ in cuda.copies) == most
+
+
+@pytest.mark.parametrize("made_in", ["send", "read"])
+def test_a_batch_that_an_evaluation_reads_leaves_the_others_for_training(
+    made_in: str, store: Path, cuda: FakeCuda
+) -> None:
+    with make("indexed", store) as loader:
+        hosts = [batch for batch, _ in zip(loader, range(5))][-2:]
+        moved = [batch.to("cuda") for batch in hosts] if made_in == "read" else []
+        with torch.inference_mode():
+            moved = moved or [batch.to("cuda") for batch in hosts]
+            assert tensors(moved[0])
+        assert not [name for name, value in tensors(moved[1]).items() if value.is_inference()]
+
+
 def test_the_number_of_tokens_is_known_without_reading_the_device(store: Path, cuda: FakeCuda) -> None:
     for kind in ("indexed", "streaming", "rollouts"):
         with make(kind, store, device="cuda") as loader:
@@ -266,6 +292,7 @@ def test_a_batch_that_is_moved_by_hand_keeps_what_was_changed(store: Path, cuda:
 
 
 def test_a_batch_on_the_cpu_needs_no_streams(store: Path, cuda: FakeCuda) -> None:
+    cuda.pinned_left = 0  # a warning if any is asked for
     with make("indexed", store, device="cpu", prefetch=2) as loader:
         assert sum(1 for _ in loader) == len(loader)
     assert not cuda.copies

@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any
 
 import cloudpickle
@@ -28,6 +29,10 @@ class LoopbackWorker:
     @property
     def answered(self) -> bool:
         return bool(self._answers)
+
+    @property
+    def unread(self) -> int:
+        return sum(1 for _ in takewhile(lambda answer: b'"traceback"' not in answer, self._answers))
 
     def start(self) -> None:
         if self._service is None:

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -305,6 +306,38 @@ def test_streams_that_last_move_to_processes_without_a_difference(
             one, other = step.position, made.position
             if moved_at is None and reader._made_by.elsewhere:  # type: ignore[union-attr]
                 moved_at = one.step
+
+
+def test_a_rank_whose_data_ends_first_delivers_what_it_has_before_it_waits_for_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)  # ten steps are at hand at once
+    path, together = tmp_path / "rows.jsonl", threading.Barrier(2, timeout=20)
+    rows = [{"text": "w" * 200}] * 60 + [{"text": "few", "not read": "p" * 197}] * 60
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+
+    def train(rank: int) -> list[int]:
+        options = StreamOptions(
+            streams=2,
+            shuffle_window=8,
+            worker_type=("thread", "process")[rank],  # type: ignore[arg-type]
+            rendezvous=tmp_path / "meet",
+            timeout_seconds=10,
+        )
+        loader = PretrainDataLoader(
+            path, ByteTokenizer(), 24, streaming=options, batch_size=1, shuffle=False, rank=rank, world_size=2
+        )
+        found = []
+        with loader:
+            for batch in loader:
+                found.append(batch.num_tokens)
+                together.wait()  # as a collective of the step
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        longer, shorter = pool.map(train, range(2))
+    assert len(longer) == len(shorter) > 100
+    assert shorter[-1] == 0 < longer[-1], "the data of rank 1 ended before that of rank 0"
 
 
 @pytest.mark.parametrize("jump", ["other epoch", "far ahead", "same epoch again", "loaded state"])

@@ -126,8 +126,8 @@ class Backend(Protocol):
         """Fields of a batch, to be made on a device from one copy; None if they have to be made in main memory."""
         ...
 
-    def page_locked(self, nbytes: int) -> PageLocked | None:
-        """Memory that devices read by themselves; None if there is none."""
+    def page_locked(self, device: Device, nbytes: int) -> PageLocked | None:
+        """Memory that a device reads by itself; None if there is none, or the device does not copy from it."""
         ...
 
     def pin_memory(self, array: Array) -> Array:
@@ -182,7 +182,7 @@ class BaseBackend:
     def compact_to(self, compact: CompactBatch, device: Device) -> DeferredFields | None:
         return None
 
-    def page_locked(self, nbytes: int) -> PageLocked | None:
+    def page_locked(self, device: Device, nbytes: int) -> PageLocked | None:
         return None
 
     def pin_memory(self, array: Array) -> Array:

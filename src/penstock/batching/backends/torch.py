@@ -91,8 +91,9 @@ class TorchBackend(BaseBackend):
                 whole.sent[target] = DeviceBatchGroup(self._torch, module, whole, target, self._pinned)
         return TorchDeviceFields(self, compact, whole.sent[target])
 
-    def page_locked(self, nbytes: int) -> Any | None:
-        return self._pinned.empty(nbytes) if nbytes else None
+    def page_locked(self, device: Device, nbytes: int) -> Any | None:
+        streams = stream_module(self._torch, self._torch.device(device))
+        return self._pinned.empty(nbytes) if nbytes and streams is not None else None
 
     def pin_memory(self, array: Any) -> Any:
         if not isinstance(array, self._torch.Tensor):  # of a batch that torch's own loader converted

@@ -286,7 +286,9 @@ class DeviceBatchGroup:
             return self._part(_MAKERS[name](self), 0, rows)
         waiting = self._fields.get((name, key))
         if waiting is None:
-            waiting = self._fields.setdefault((name, key), self._split(_MAKERS[name](self), rows))
+            # Whoever is first may be an evaluation, and the others train: they must be able to save the tensors.
+            with self.torch.inference_mode(False):
+                waiting = self._fields.setdefault((name, key), self._split(_MAKERS[name](self), rows))
         found = waiting.pop(first, None)
         # It was handed out if the batch was moved here twice.
         return self._part(_MAKERS[name](self), first, rows) if found is None else found

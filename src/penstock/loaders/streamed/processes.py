@@ -243,8 +243,10 @@ class ProcessSteps:
 
     @property
     def at_hand(self) -> int:
-        """Steps that have come."""
-        return len(self._received) + self._worker.unread
+        """Steps with data that have come: for one without, this rank may have to wait for the others."""
+        for _ in range(self._worker.unread):
+            self._receive_next()
+        return sum(bool(answer.notes.get("has_data")) for _, answer in self._received)
 
     def ready(self) -> bool:
         """True if a step has come; does not wait for one."""

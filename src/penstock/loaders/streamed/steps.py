@@ -61,7 +61,7 @@ class StreamSteps(Protocol):
 
     @property
     def at_hand(self) -> int:
-        """Steps that were made already."""
+        """Steps with data that were made already."""
         ...
 
     @property
