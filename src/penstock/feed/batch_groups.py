@@ -147,7 +147,7 @@ def _joined(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 def layout_facts(layout: BatchLayout) -> dict[str, Any]:
     """Layout as plain values; the dtype of wide fields is that of the client's backend."""
     facts = asdict(layout)
-    del facts["integer"], facts["present"]  # the client finds them itself
+    del facts["integer"]
     return facts | {"fields": sorted(layout.fields)}
 
 
