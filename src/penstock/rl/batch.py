@@ -152,7 +152,7 @@ class _DerivedField:
             return None  # the default of the field
         made = vars(batch)
         if self._name not in made and (found := batch._derived(self._name)) is not None:
-            made[self._name] = found
+            made.setdefault(self._name, found)  # another thread may have made it, or set it, meanwhile
         return made.get(self._name)
 
     def __set__(self, batch: _DeferredBatch, value: Any) -> None:

@@ -8,7 +8,7 @@ watched, since those of a CUDA device must not block. On a machine with CUDA:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -324,6 +324,30 @@ def test_a_token_that_is_no_number_makes_its_row_nan(deferred: None) -> None:
     mask[1, 40] = 0  # what a mask hides never counts
     assert nan_rows(rl.gae(rewards, values, mask=mask, gamma=0.9, lam=0.9)[0]) == []
     assert nan_rows(rl.gae(rewards, values, mask=mask)[1]) == []
+
+
+@pytest.fixture(params=["bfloat16", "float64"])
+def default_type(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Another default type of torch's floats, as models are made under."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, request.param))
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_do_not_depend_on_the_default_type(
+    name: str, expected: dict[str, Any], deferred: None, default_type: None
+) -> None:
+    found = CASES[name](arrays("cpu"))
+    compare(found, expected[name])
+    for array in found if isinstance(found, tuple) else [found]:
+        assert array.dtype in (torch.float32, torch.bool)
+
+
+def test_denominators_are_exact_with_a_narrow_default_type(deferred: None, default_type: None) -> None:
+    mask = torch.ones(3, 1001, dtype=torch.bool)
+    assert rl.loss_denominators(mask).tolist() == [3003.0] * 3
 
 
 def test_whitening_of_too_few_or_wrong_values_is_nan(deferred: None) -> None:

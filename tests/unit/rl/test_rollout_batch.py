@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import importlib.util
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,7 @@ from penstock.batching.backends import BACKENDS, get_backend
 from penstock.batching.collate import FIELDS
 from penstock.errors import ConfigError
 from penstock.rl.batch import RolloutBatch
-from penstock.rl.collate import RolloutForm, assemble
+from penstock.rl.collate import RolloutForm, SupervisedTokens, assemble
 from penstock.rl.rollout import RolloutTable
 from rollout_tables import make_table, tables
 
@@ -433,6 +435,19 @@ def test_a_pickled_batch_carries_its_fields_and_not_the_rollouts_of_others() -> 
     small, one = make_batch(make_table([(3, 4)]), "numpy", deferred=True), make_batch(table, "numpy", deferred=True)
     sizes = [len(pickle.dumps(batch)) for batch in (small, one.take([0]))]
     assert sizes[1] < sizes[0] + 1_000
+
+
+def test_threads_that_read_a_field_at_once_get_the_same_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch, together, make = make_batch(make_table(LENGTHS), deferred=True), Barrier(2), SupervisedTokens.make
+
+    def made_by_both(*given: Any) -> Any:
+        together.wait(10)
+        return make(*given)
+
+    monkeypatch.setattr(SupervisedTokens, "make", made_by_both)
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(lambda name: getattr(batch, name), ["labels"] * 2)
+    assert first is second is batch.labels
 
 
 def test_a_field_that_was_removed_or_set_is_not_made_again() -> None:

@@ -388,6 +388,35 @@ def aged(*versions: int | None) -> list[dict[str, Any]]:
     return rollouts
 
 
+@pytest.mark.parametrize("framework", ["numpy", "torch"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_arrays_that_the_caller_reuses_change_no_batch(framework: str, dtype: str) -> None:
+    mask = np.arange(5) != np.arange(4)[:, None]
+    given: dict[str, Any] = {
+        "prompt_ids": np.full((4, 3), 7, dtype),
+        "response_ids": np.arange(20, dtype=dtype).reshape(4, 5),
+        "loss_mask": mask,
+        "logprobs": np.full((4, 5), -1, np.float32),
+        "reward": np.arange(4.0),
+    }
+    buffers = list(given.values())
+    if framework == "torch":
+        torch: Any = pytest.importorskip("torch")
+        given = {name: torch.from_numpy(array) for name, array in given.items()}
+    loader = make(given, batch_size=4, shuffle=False, ppo_epochs=2)
+    batches = iter(loader)
+    batch = next(batches)
+    expected = batch.response_mask.copy(), batch.responses.copy()
+    for buffer in buffers:
+        buffer[:] = 0
+    for each in (batch, next(batches)):
+        assert np.array_equal(each.loss_mask[:, 3:], expected[0])
+        assert np.array_equal(each.labels[:, 3:], np.where(expected[0], expected[1], -100))
+        assert np.array_equal(each.responses, expected[1])
+        assert (each.prompts == 7).all()
+        assert (each.old_log_probs == -1).all()
+
+
 def test_stale_groups_are_dropped_and_counted_kept_or_flagged() -> None:
     rollouts = aged(5, 4, 3, 2)
     fixed = {"max_staleness": 1, "policy_version": 5, "batch_size": 8}

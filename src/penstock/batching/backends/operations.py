@@ -180,7 +180,7 @@ class FunctionalOperations(ArrayOperations):
         return self.segment_sum(array, index, size)
 
     def add_at(self, array: Array, where: Any, values: Array, scale: float) -> Array:
-        return array.at[where].add(values * scale)
+        return array.at[where].add(self.like(values, array) * scale)  # the product in the wider type
 
     def by_rows(self, function: BlockFunction, inputs: Sequence[Array], width: int) -> tuple[Array, ...]:
         return tuple(self.like(array, inputs[0]) for array in function(*inputs))

@@ -258,7 +258,7 @@ class TorchOperations(TorchConversions, ArrayOperations):
         return self.xp.dot(flat, flat)
 
     def nan_if_false(self, flags: Any) -> Any:
-        return flags.acosh()  # of 1 it is 0, of 0 it is NaN
+        return flags.acosh().to(self.xp.float32)  # of 1 it is 0, of 0 NaN; torch's default type may be another
 
     def segment_sum(self, array: Any, index: Any, count: int) -> Any:
         return array.new_zeros(count).index_add_(0, index, array)

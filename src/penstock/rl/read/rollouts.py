@@ -104,9 +104,10 @@ def read_rollouts(
     - `first_row`: number of the first row, if earlier rows were read by another call. Rollouts without a group or an id
       are named by their numbers, which must differ between calls.
 
-    Per-token numbers are float32. On masked tokens they may be missing: NaN, null and infinity become 0 there. An id
-    that two rollouts have, a group that only some rollouts name, and log-probs above 0 by more than rounding are
-    errors. All problems are raised as one `DataError`, with files and rows.
+    Arrays of tokens may be reused afterwards: their numbers are copied. Per-token numbers are float32. On masked tokens
+    they may be missing: NaN, null and infinity become 0 there. An id that two rollouts have, a group that only some
+    rollouts name, and log-probs above 0 by more than rounding are errors. All problems are raised as one `DataError`,
+    with files and rows.
     """
     rules = _RowRules(missing_rewards, empty_responses, all_masked, group_prompts)
     if isinstance(data, RolloutTable):
@@ -151,6 +152,7 @@ class _Reading:
         tokenizer: TokenizerSpec | None,
         text: TextRule,
     ) -> None:
+        self.given = list(given.columns.values())
         self.names = column_fields(given, columns)
         self.problems = RolloutProblems(given.rows)
         self.rows = rows = _RowColumns(given, self.names, self.problems)
@@ -194,9 +196,9 @@ class _Reading:
         keep = _rows_to_keep(rules, response, mask, rows.rewards, numbers, problems, changed)
         problems.refuse()
         table = RolloutTable(
-            prompt_ids=narrow_ids(prompt.ragged),
-            response_ids=narrow_ids(response.ragged),
-            loss_mask=mask,
+            prompt_ids=self._owned(narrow_ids(prompt.ragged)),
+            response_ids=self._owned(narrow_ids(response.ragged)),
+            loss_mask=self._owned(mask),
             rewards=rows.rewards,
             groups=rows.groups,
             versions=rows.versions,
@@ -204,12 +206,18 @@ class _Reading:
             ids=rows.ids,
             finish_reasons=rows.finish_reasons,
             metadata=rows.metadata,
-            **numbers,
+            **{name: None if column is None else self._owned(column) for name, column in numbers.items()},
         )
         if rules.group_prompts == "equal":
             check_group_prompts(table, table.groups.tolist(), problems)
             problems.refuse()
         return table, keep, changed
+
+    def _owned(self, column: Ragged) -> Ragged:
+        """Column in memory of its own: batches read it later, when the caller may have reused the arrays given."""
+        given = [array for array in self.given if isinstance(array, np.ndarray)]
+        shared = any(np.may_share_memory(column.values, array) for array in given)
+        return Ragged(column.values.copy(), column.offsets) if shared else column
 
 
 def _check_table(table: RolloutTable, rules: _RowRules) -> None:

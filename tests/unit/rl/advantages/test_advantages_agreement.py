@@ -73,6 +73,19 @@ def test_gae_is_what_a_loop_gives_in_every_framework(make: Any, gap: Any, gamma:
         np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-6, atol=1e-6 * max(1, np.abs(theirs).max()))
 
 
+@pytest.mark.parametrize("gap", ["skip", "plain"])
+def test_gae_of_values_that_are_narrower_than_rewards_keeps_its_digits(gap: Any) -> None:
+    jax = pytest.importorskip("jax")
+    rewards, values, mask = batch(0, 6, 70)
+    single = values.astype(np.float32)
+    expected = loop(rewards, single.astype(float), mask, 0.99, 0.95, gap)
+    with jax.enable_x64(True):
+        given = jax.numpy.asarray(rewards), jax.numpy.asarray(single)
+        found = gae(*given, mask=jax.numpy.asarray(mask), gamma=0.99, lam=0.95, gap=gap)
+    for ours, theirs in zip(found, expected):
+        np.testing.assert_allclose(np.asarray(ours), theirs, rtol=1e-12, atol=1e-12)
+
+
 def test_gae_of_long_rows_keeps_its_digits() -> None:
     rewards, values, mask = batch(0, 40, 4096)  # more than one block of rows
     found = gae(rewards.astype(np.float32), values.astype(np.float32), mask=mask, gamma=1.0, lam=1.0)
