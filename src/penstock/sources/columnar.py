@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,14 +16,18 @@ from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
 from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, window_for
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
-from penstock.files.ranges.row_groups import MOST_WHOLE_BYTES, ParquetReader, RowGroups, RowWidth
+from penstock.files.ranges.row_groups import MOST_WHOLE_BYTES, GroupsAhead, ParquetReader, RowGroups, RowWidth
+from penstock.memory import MemoryBudget
 from penstock.memory.views import MappedFile
+from penstock.pipeline.cores import available_cores
+from penstock.pipeline.prefetch import ReadAhead
 from penstock.pipeline.stages import Block, Decoded, Origin, Rejected
 from penstock.sources.file_source import _DAMAGED, FileSource, OpenedFile, check_columns, project
 
 _PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
 _MOST_PARTS = 64
 """A row group that is larger than so many batches is read in pieces, however small it is."""
+_MOST_GROUPS_AHEAD, _MOST_PIECES_AHEAD = 7, 1 << 10
 _LOST = "the rest of a row group is unreadable"
 
 
@@ -31,7 +36,8 @@ class ParquetSource(FileSource):
 
     Row groups that are small against the memory budget (a 64th of it, 64 MiB and 16,384 rows at most) are decoded as a
     whole, in the pipeline's workers. Others are read in pieces of about two megabytes, one after the other, so a row
-    group may be larger than memory. Resuming begins at the row group that holds the row and passes over the rows
+    group may be larger than memory; of a local file the next ones are decoded meanwhile, in threads of their own, and
+    an eighth of the budget may wait. Resuming begins at the row group that holds the row and passes over the rows
     before it. Damage costs the rest of the row group it is in; the next one can be read without it.
 
     `verify="own"` compares what is read with the checksums that `ParquetSink` writes; files of other writers have none,
@@ -54,8 +60,9 @@ class ParquetSource(FileSource):
         self._columns, self._verify = check_columns(columns), verify
         self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
         self._width = RowWidth()
+        self._ahead: GroupsAhead | None = None
         self._following: tuple[InputFile, ParquetReader] | None = None
-        """The next file, if it is remote and the rows of this one are used up soon."""
+        """The next file, if the rows of this one are used up soon."""
         super().__init__(paths, allow_empty=allow_empty, columns=self._columns)
 
     def _file_schema(self, path: InputFile) -> pa.Schema:
@@ -75,6 +82,9 @@ class ParquetSource(FileSource):
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
         self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
         self.read_ahead_bytes = window_for(nbytes)
+        if count := min(available_cores() - 1, _MOST_GROUPS_AHEAD):
+            ahead = min(nbytes // 32, nbytes // 8 // count)
+            self._ahead = GroupsAhead(count, partial(_PiecesAhead, nbytes=ahead))
 
     def with_columns(self, columns: Sequence[str], *, allow_empty: bool = False) -> ParquetSource:
         """The same files, with these columns alone."""
@@ -94,6 +104,7 @@ class ParquetSource(FileSource):
             pages=pages,
             window=self.read_ahead_bytes // 2,
             width=self._width,
+            ahead=self._ahead,
         )
 
     def _here(self, path: InputFile) -> OpenedFile:
@@ -113,10 +124,10 @@ class ParquetSource(FileSource):
         return reader
 
     def _open_following(self, reader: ParquetReader) -> None:
-        """Request the first rows of the next file, while the last ones of this are used."""
+        """Request or decode the first rows of the next file, while the last ones of this are used."""
         number = self._file + 1
         following = self.files[number] if number < len(self.files) else None
-        if isinstance(following, RemoteFile) and following.size:
+        if following is not None and (not isinstance(following, RemoteFile) or following.size):
             try:
                 opened = self._open(following)
             except _DAMAGED:
@@ -228,6 +239,21 @@ class ParquetSource(FileSource):
             first += group.rows
         none = pa.RecordBatch.from_pylist([], schema=self.schema)
         return Decoded(pa.concat_batches(good) if good else none, tuple(rejected), tuple(numbers))
+
+
+class _PiecesAhead(ReadAhead[pa.RecordBatch]):
+    """Pieces of a row group that a thread decodes, up to some bytes ahead of the reader, and one at least."""
+
+    def __init__(self, pieces: Iterator[pa.RecordBatch], *, nbytes: int) -> None:
+        self._room = MemoryBudget(nbytes)
+        super().__init__(
+            pieces, _MOST_PIECES_AHEAD, budget=self._room, size=lambda piece: int(piece.nbytes), always_one=True
+        )
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the pieces that wait."""
+        return self._room.used
 
 
 def _numbers(kept: npt.NDArray[np.int64] | None) -> tuple[int, ...] | None:

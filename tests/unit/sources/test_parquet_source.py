@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import tempfile
+import threading
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.waits import wait_for
 
 from penstock.errors import ChangedFileError, ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.ranges.row_groups import RowWidth
@@ -17,7 +20,7 @@ from penstock.files.states import with_checksum
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
-from penstock.sources import ParquetSource
+from penstock.sources import ParquetSource, columnar
 from penstock.testing import assert_source_contract
 
 TABLE = pa.table({"n": range(100), "s": [f"row {i}" for i in range(100)], "v": [[i, None] for i in range(100)]})
@@ -247,6 +250,54 @@ def test_row_groups_that_are_large_against_the_budget_are_read_in_pieces(tmp_pat
         assert 20_000 * rows <= block.nbytes < 21_000 * rows
         assert source.decode(block).batch.num_rows == rows
         source.close()
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=40)
+def test_row_groups_that_are_decoded_ahead_come_in_order(data: st.DataObject) -> None:
+    cores = data.draw(st.integers(2, 4))
+    files = data.draw(st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=6), min_size=1, max_size=3))
+    table = pa.table(
+        {"n": range(sum(map(sum, files))), "s": [f"row {i} " * (i % 7) for i in range(sum(map(sum, files)))]}
+    )
+    rest = table
+    with tempfile.TemporaryDirectory() as home, patch.object(columnar, "available_cores", lambda: cores):
+        for number, sizes in enumerate(files):
+            with pq.ParquetWriter(Path(home, f"{number}.parquet"), table.schema) as writer:
+                for size in sizes:
+                    writer.write_table(rest.slice(0, size), row_group_size=max(1, size))
+                    rest = rest.slice(size)
+        source = ParquetSource(home)
+        source.fit_budget(data.draw(st.sampled_from([1 << 10, 1 << 12, 1 << 16])))
+        source._piece_bytes = data.draw(st.sampled_from([64, 512]))
+        source._whole_bytes = data.draw(st.sampled_from([0, 0, 256]))
+        begin = data.draw(st.integers(0, sum(files[0])))
+        source.load_state_dict(with_checksum(source.state_dict() | {"row": begin}))
+        read, stop = [], data.draw(st.none() | st.integers(0, 4))
+        while (block := source.next_block(data.draw(st.sampled_from([1, 300])))) is not None:
+            read.append(source.decode(block).batch)
+            assert source.memory_usage() >= 0
+            if len(read) == stop:
+                break
+        source.close()
+        whole = pa.Table.from_batches(read, source.schema)
+        assert whole.equals(table.slice(begin, whole.num_rows if stop is not None else None))
+    assert not [thread.name for thread in threading.enumerate() if thread.name == "penstock-ahead"]
+
+
+def test_threads_decode_row_groups_ahead_within_an_eighth_of_the_budget(tmp_path: Path) -> None:
+    rows = pa.table({"text": [f"{number:06}" * 200 for number in range(4000)]})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=500, use_dictionary=False)
+    source, budget = ParquetSource(tmp_path / "a.parquet"), 1 << 20
+    with patch.object(columnar, "available_cores", lambda: 4):
+        source.fit_budget(budget)
+    first = source.next_block(1 << 14)
+    assert first is not None
+    ahead = source._opened._ahead  # type: ignore[union-attr]
+    wait_for(lambda: len(ahead) == 3 and all(pieces.held_bytes for _, pieces in ahead), "three row groups ahead")
+    held = [pieces.held_bytes for _, pieces in ahead]
+    assert sum(held) <= budget // 8 + 3 * source._piece_bytes
+    source.close()
 
 
 def damaged(path: Path, group: int) -> Path:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -98,8 +99,36 @@ def _form(group: Any, columns: list[str] | None) -> tuple[list[tuple[str, bool]]
     return [(chunk.path_in_schema, chunk.has_dictionary_page) for chunk in chunks], encoded / max(1, group.num_rows)
 
 
+class Ahead(Protocol):
+    """Pieces of a row group that a thread of its own decodes, a few ahead."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the pieces that wait."""
+        ...
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]: ...
+
+    def __next__(self) -> pa.RecordBatch: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsAhead:
+    """Row groups to decode while another one is read."""
+
+    count: int
+    start: Callable[[Iterator[pa.RecordBatch]], Ahead]
+    """Begins to decode pieces in a thread."""
+
+
 class ParquetReader:
-    """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards."""
+    """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards.
+
+    Of a local file that is read in pieces, `ahead` decodes the next row groups meanwhile: a column of a row group can
+    be decoded by one thread only.
+    """
 
     def __init__(
         self,
@@ -111,6 +140,7 @@ class ParquetReader:
         pages: bool,
         window: int = WINDOW_BYTES,
         width: RowWidth | None = None,
+        ahead: GroupsAhead | None = None,
     ) -> None:
         self._width = RowWidth() if width is None else width
         self._checksums, self._pages = checksums, pages and checksums is None
@@ -137,6 +167,11 @@ class ParquetReader:
         self._row_bytes = 0.0
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
+        self._looks_ahead = ahead if self._ranges is None else None
+        self._ahead: deque[tuple[int, Ahead]] = deque()
+        """Row groups that are decoded ahead, the one that is read too."""
+        self._whole_bytes: int | None = None
+        """Largest row group that is taken as a whole; None: none is."""
 
     def skip(self, rows: int) -> int:
         metadata = self._file.metadata
@@ -161,6 +196,8 @@ class ParquetReader:
                 self._left = self._file.metadata.row_group(self._group).num_rows - self._skip
                 self._group += 1
                 continue
+            self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
+            self._decode_ahead(self._group)
             drop = min(self._skip, piece.num_rows)
             self._skip -= drop
             if piece.num_rows > drop:
@@ -176,7 +213,8 @@ class ParquetReader:
 
     def take_groups(self, max_bytes: int, whole_bytes: int) -> RowGroups | None:
         """The next row groups, if they need not be read in pieces: about `max_bytes` of them, and one at least."""
-        if self._left:
+        self._whole_bytes = whole_bytes
+        if self._left or (self._ahead and self._ahead[-1][0] >= self._group):
             return None
         metadata, first, skip = self._file.metadata, self._group, self._skip
         rows = nbytes = 0
@@ -234,20 +272,26 @@ class ParquetReader:
 
     @property
     def is_at_last_group(self) -> bool:
-        return self._ranges is not None and self._group >= self._file.metadata.num_row_groups - 1
+        """True if the next file should be begun: rows are requested or decoded ahead, and this file has no more."""
+        looks = self._ranges is not None or bool(self._ahead) or (self._looks_ahead is not None and self._left > 0)
+        return looks and self._group >= self._file.metadata.num_row_groups - 1
 
     def begin_like(self, before: ParquetReader) -> None:
         """Request the first row group; rows are as wide as those of the file before, until some are seen."""
-        self._row_bytes, self.reads_on = before._row_bytes, True
+        self._row_bytes, self.reads_on, self._whole_bytes = before._row_bytes, True, before._whole_bytes
         if self._file.metadata.num_row_groups and not before.reads_groups:
             self._plan(0)
+            self._decode_ahead(0)
 
     def held_bytes(self) -> int:
         pending, ranges = self._pending, self._ranges
-        return (pending.nbytes if pending is not None else 0) + (ranges.held_bytes if ranges is not None else 0)
+        ahead = sum(self._piece_bytes + pieces.held_bytes for _, pieces in tuple(self._ahead))
+        return ahead + (pending.nbytes if pending is not None else 0) + (ranges.held_bytes if ranges is not None else 0)
 
     def close(self) -> None:
         self._pieces = iter(())
+        while self._ahead:
+            self._ahead.popleft()[1].close()
         self._file.close()
         if self._ranges is not None:
             self._ranges.close()
@@ -278,17 +322,48 @@ class ParquetReader:
             self._width.note(metadata, self._columns, self._row_bytes)
 
     def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
+        while self._ahead and self._ahead[0][0] < group:
+            self._ahead.popleft()[1].close()
+        if self._ahead and self._ahead[0][0] == group:
+            return self._ahead[0][1]
         self._plan(group)
         if self._checksums is not None:
             with contextlib.ExitStack() as stack:
                 opened = self._ranges or stack.enter_context(open(self._path, "rb", buffering=0))
                 _check_groups(opened, self._file.metadata, (group,), self._columns, self._checksums)
-        if not self._row_bytes:
-            self._probe(group)
-        rows = int(self._piece_bytes / max(1.0, self._row_bytes))
-        for piece in self._iterate(group, max(1, min(_MOST_ROWS, rows))):
-            self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
-            yield piece
+        return self._iterate(group, self._rows_of_piece(group))
+
+    def _rows_of_piece(self, group: int) -> int:
+        row_bytes = self._size_of(group) / max(1, self._file.metadata.row_group(group).num_rows)
+        return max(1, min(_MOST_ROWS, int(self._piece_bytes / max(1.0, row_bytes))))
+
+    def _decode_ahead(self, first: int) -> None:
+        """Begin to decode the row groups from `first` on, if they will be read in pieces."""
+        if self._looks_ahead is None:
+            return
+        metadata = self._file.metadata
+        for group in range(first, min(first + self._looks_ahead.count, metadata.num_row_groups)):
+            if self._ahead and self._ahead[-1][0] >= group:
+                continue
+            few = metadata.row_group(group).num_rows <= _MOST_ROWS
+            if few and self._whole_bytes is not None and self._size_of(group) <= self._whole_bytes:
+                return  # workers decode it
+            self._ahead.append((group, self._looks_ahead.start(self._decoded_apart(group))))
+
+    def _decoded_apart(self, group: int) -> Iterator[pa.RecordBatch]:
+        """Pieces of a row group, with a file handle of their own: a thread may use no other's."""
+        metadata, columns, rows = self._file.metadata, self._columns, self._rows_of_piece(group)
+        path, checksums, pages = self._path, self._checksums, self._pages
+
+        def decoded() -> Iterator[pa.RecordBatch]:
+            if checksums is not None:
+                with open(path, "rb", buffering=0) as opened:
+                    _check_groups(opened, metadata, (group,), columns, checksums)
+            options: Any = {"buffer_size": _READ_AHEAD_BYTES, "pre_buffer": False, "page_checksum_verification": pages}
+            with pq.ParquetFile(path, metadata=metadata, **options) as file:
+                yield from file.iter_batches(rows, row_groups=[group], columns=columns)
+
+        return decoded()
 
     def _iterate(self, group: int, rows: int, *, use_threads: bool = True) -> Iterator[Any]:
         return iter(self._file.iter_batches(rows, row_groups=[group], columns=self._columns, use_threads=use_threads))
