@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.arrays.text import arrow_of
 from penstock.files.json_values import dumps
 from penstock.files.records import positions_of
 
@@ -236,7 +237,7 @@ def skeleton(data: Bytes) -> Bytes | None:
         return slim
     parts = pa.Array.from_buffers(
         pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(data)]
-    ).take(pa.array(np.arange(0, len(bounds) - 1, 2)))
+    ).take(arrow_of(np.arange(0, len(bounds) - 1, 2)))
     bones: Bytes = np.frombuffer(parts.buffers()[2], np.uint8, np.frombuffer(parts.buffers()[1], np.int64)[-1])
     return bones
 

@@ -52,9 +52,10 @@ def test_texts_become_the_array_that_pyarrow_makes(texts: list[str]) -> None:
     assert made.equals(pa.array(texts, pa.string()))
 
 
-def test_a_store_of_text_is_made_without_pandas(tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", [1, 100], ids=["short texts", "long texts"])
+def test_a_store_of_text_is_made_without_pandas(words: int, tmp_path: Path) -> None:
     pytest.importorskip("pandas")
-    (tmp_path / "a.jsonl").write_text('{"text": "one two three"}\n' * 100)
+    (tmp_path / "a.jsonl").write_text(f'{{"text": "{"one two three " * words}"}}\n' * 100)
     program = (
         "import sys; from penstock.loaders import Recipe, prepare; from penstock.transforms import ByteTokenizer; "
         "print(prepare('a.jsonl', 'a.store', Recipe(tokenizer=ByteTokenizer())).manifest.rows, 'pandas' in sys.modules)"
