@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.arrays.ragged import is_list
+from penstock.arrays.text import arrow_of, numbers_of
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StageError
 from penstock.files.filesystems import require_local
@@ -246,7 +247,7 @@ class WindowBuilder:
         return found
 
     def _tokens(self, batch: pa.RecordBatch, rows: _InputRows) -> TokenRows:
-        numbers = batch.column(ROW).to_numpy()
+        numbers = numbers_of(batch.column(ROW))
         mask = None if self.mask is None else batch.column(self.mask)
         blocks = np.full(len(numbers), rows.block, np.int64)
         return TokenRows.of(_plain(batch.column(self.tokens)), _plain(mask), blocks, rows.places[numbers])
@@ -285,7 +286,7 @@ class _InputRows:
 
     def batch(self) -> pa.RecordBatch:
         """The rows with their numbers as a column."""
-        return self._batch.append_column(ROW, pa.array(np.arange(self._batch.num_rows)))
+        return self._batch.append_column(ROW, arrow_of(np.arange(self._batch.num_rows)))
 
     def located(self, number: int) -> tuple[str, int | None, int | None]:
         """File, row and offset of a row, as far as they are known."""
