@@ -42,6 +42,7 @@ format: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/pipeline.py
+	$(BIN)/python benchmarks/scan.py
 	$(BIN)/python benchmarks/tokens.py
 	$(BIN)/python benchmarks/dedup.py
 	$(BIN)/python benchmarks/filters.py

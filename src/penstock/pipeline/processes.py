@@ -186,7 +186,10 @@ class ProcessChain(Chain):
         """The bytes of the result, which the next one does not touch."""
         if self._back is None:
             return rest
-        return pa.py_buffer(self._back.content(notes["shared"]).to_pybytes())
+        shared = self._back.content(notes["shared"])
+        copy = pa.allocate_buffer(shared.size)  # from Arrow's pool, whose memory is used again
+        memoryview(copy)[:] = memoryview(shared)
+        return copy
 
     def _ask(self, kind: int, message: pa.Buffer | bytes) -> tuple[int, bytes]:
         for _ in range(_MAX_DEATHS):
