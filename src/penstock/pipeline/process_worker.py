@@ -59,7 +59,7 @@ def serve(inward: BinaryIO, outward: BinaryIO, here: SharedBytes | None, back: S
                 write_frame(outward, ERROR, _told(error).encode(errors="replace"))
                 raise
             chain = _WorkerChain(transforms, [_Recorder(stage_name(t), "transform") for t in transforms])
-            gc.freeze()  # rows make garbage collections frequent; what was imported need not be looked through each time
+            gc.freeze()  # rows make garbage collections frequent: what was imported is not looked through each time
             write_frame(outward, RESULT, b"ready")
         elif kind == SHARED:
             assert here is not None
