@@ -104,7 +104,6 @@ class ParquetSource(FileSource):
             pages=pages,
             window=self.read_ahead_bytes // 2,
             width=self._width,
-            ahead=self._ahead,
         )
 
     def _here(self, path: InputFile) -> OpenedFile:
@@ -118,7 +117,7 @@ class ParquetSource(FileSource):
                 opened.close()
         reader = super()._here(path)
         assert isinstance(reader, ParquetReader)
-        reader.reads_on = True
+        reader.reads_on, reader.looks_ahead = True, self._ahead
         if reader.is_at_last_group and self._following is None:
             self._open_following(reader)
         return reader

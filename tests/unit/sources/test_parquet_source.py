@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.waits import wait_for
 
+from penstock.engines.splits import FileSplit
 from penstock.errors import ChangedFileError, ConfigError, DataError, ResumeError, SchemaError
 from penstock.files.ranges.row_groups import RowWidth
 from penstock.files.states import with_checksum
@@ -21,6 +22,7 @@ from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
 from penstock.sources import ParquetSource, columnar
+from penstock.sources.splits import InputSplit
 from penstock.testing import assert_source_contract
 
 TABLE = pa.table({"n": range(100), "s": [f"row {i}" for i in range(100)], "v": [[i, None] for i in range(100)]})
@@ -307,6 +309,24 @@ def damaged(path: Path, group: int) -> Path:
     data[place : place + 60] = b"\xff" * 60
     path.write_bytes(bytes(data))
     return path
+
+
+def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
+    path = damaged(tmp_path / "a.parquet", 2)
+    rejected = 0
+    with patch.object(columnar, "available_cores", lambda: 4), patch.object(columnar, "_PiecesAhead") as begun:
+        source = ParquetSource(path)
+        source.fit_budget(1 << 26)
+        while (block := source.next_block(1 << 20)) is not None:
+            rejected += len(source.decode(block).rejected)
+        part = FileSplit(ParquetSource(path), InputSplit(0, 25, 50, 100))
+        part.fit_budget(1 << 20)
+        while part.next_batch(1000) is not None:
+            pass
+        source.close()
+        part.close()
+    assert rejected == 1
+    assert not begun.called
 
 
 @pytest.mark.parametrize("budget", ["8 KiB", "64 MiB"], ids=["in pieces", "as a whole"])

@@ -126,8 +126,8 @@ class GroupsAhead:
 class ParquetReader:
     """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards.
 
-    Of a local file that is read in pieces, `ahead` decodes the next row groups meanwhile: a column of a row group can
-    be decoded by one thread only.
+    Of a local file that is read in pieces, the next row groups are decoded meanwhile if `looks_ahead` says how: a
+    column of a row group can be decoded by one thread only.
     """
 
     def __init__(
@@ -140,7 +140,6 @@ class ParquetReader:
         pages: bool,
         window: int = WINDOW_BYTES,
         width: RowWidth | None = None,
-        ahead: GroupsAhead | None = None,
     ) -> None:
         self._width = RowWidth() if width is None else width
         self._checksums, self._pages = checksums, pages and checksums is None
@@ -159,6 +158,8 @@ class ParquetReader:
         """True to request the next row groups too."""
         self.reads_groups = False
         """True if row groups were taken as a whole."""
+        self.looks_ahead: GroupsAhead | None = None
+        """Set to decode the next row groups too, if the file is local."""
         self._path, self._columns, self._piece_bytes = path, choose(self._file.schema_arrow), piece_bytes
         self._group = 0
         self._skip = 0
@@ -167,7 +168,6 @@ class ParquetReader:
         self._row_bytes = 0.0
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
-        self._looks_ahead = ahead if self._ranges is None else None
         self._ahead: deque[tuple[int, Ahead]] = deque()
         """Row groups that are decoded ahead, the one that is read too."""
         self._whole_bytes: int | None = None
@@ -273,7 +273,7 @@ class ParquetReader:
     @property
     def is_at_last_group(self) -> bool:
         """True if the next file should be begun: rows are requested or decoded ahead, and this file has no more."""
-        looks = self._ranges is not None or bool(self._ahead) or (self._looks_ahead is not None and self._left > 0)
+        looks = self._ranges is not None or bool(self._ahead) or (self.looks_ahead is not None and self._left > 0)
         return looks and self._group >= self._file.metadata.num_row_groups - 1
 
     def begin_like(self, before: ParquetReader) -> None:
@@ -339,10 +339,11 @@ class ParquetReader:
 
     def _decode_ahead(self, first: int) -> None:
         """Begin to decode the row groups from `first` on, if they will be read in pieces."""
-        if self._looks_ahead is None:
+        looks = self.looks_ahead
+        if looks is None or self._ranges is not None:
             return
         metadata = self._file.metadata
-        for group in range(first, min(first + self._looks_ahead.count, metadata.num_row_groups)):
+        for group in range(first, min(first + looks.count, metadata.num_row_groups)):
             if self._ahead and self._ahead[-1][0] >= group:
                 continue
             few = metadata.row_group(group).num_rows <= _MOST_ROWS
