@@ -311,6 +311,35 @@ def damaged(path: Path, group: int) -> Path:
     return path
 
 
+def test_rows_of_the_next_file_are_as_wide_as_its_own(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"t": [f"{number:0100}" for number in range(2000)]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"t": ["x" * 20_000] * 2000}), tmp_path / "b.parquet")
+    source = ParquetSource(tmp_path)
+    with patch.object(columnar, "available_cores", lambda: 2):
+        source.fit_budget(1 << 20)
+    assert source.next_block(1 << 14) is not None
+    assert source.next_block(1 << 14) is not None
+    assert source._following is not None
+    ((_, ahead),) = source._following[1]._ahead
+    wait_for(lambda: ahead.held_bytes, "a piece of the next file")
+    assert ahead.held_bytes < 1 << 16
+    source.close()
+
+
+def test_row_groups_of_another_width_are_not_decoded_ahead(tmp_path: Path) -> None:
+    narrow, wide = pa.table({"t": [f"{number:0100}" for number in range(2000)]}), pa.table({"t": ["x" * 20_000] * 2000})
+    with pq.ParquetWriter(tmp_path / "a.parquet", narrow.schema) as writer:
+        for rows in (narrow, narrow, wide, wide, wide):
+            writer.write_table(rows)
+    source = ParquetSource(tmp_path / "a.parquet")
+    with patch.object(columnar, "available_cores", lambda: 4):
+        source.fit_budget(1 << 20)
+    assert source.next_block(1 << 14) is not None
+    ahead = source._opened._ahead  # type: ignore[union-attr]
+    assert [group for group, _ in ahead] == [1]
+    source.close()
+
+
 def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
     path = damaged(tmp_path / "a.parquet", 2)
     rejected = 0
