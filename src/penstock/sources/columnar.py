@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.files.checksums import ARROW_TAIL, PARQUET_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
@@ -129,9 +129,13 @@ class ParquetSource(FileSource):
         if following is not None and (not isinstance(following, RemoteFile) or following.size):
             try:
                 opened = self._open(following)
-            except _DAMAGED:
+            except (*_DAMAGED, PenstockError):
                 return  # reported when it is read
-            opened.begin_like(reader)
+            try:
+                opened.begin_like(reader)
+            except (*_DAMAGED, PenstockError):
+                opened.close()
+                return
             self._following = (following, opened)
 
     def memory_usage(self) -> int:

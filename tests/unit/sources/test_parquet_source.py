@@ -340,6 +340,32 @@ def test_row_groups_of_another_width_are_not_decoded_ahead(tmp_path: Path) -> No
     source.close()
 
 
+def test_damage_in_a_row_group_that_is_probed_ahead_is_reported_in_its_place(tmp_path: Path) -> None:
+    files = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path in files:
+        pq.write_table(pa.table({"n": pa.nulls(40_000, pa.null())}), path, row_group_size=20_000)
+        column = pq.read_metadata(path).row_group(1 if path == files[0] else 0).column(0)
+        place = column.dictionary_page_offset or column.data_page_offset
+        data = bytearray(path.read_bytes())
+        data[place : place + 10] = b"\xff" * 10
+        path.write_bytes(bytes(data))
+    source = ParquetSource(files)
+    with patch.object(columnar, "available_cores", lambda: 4):
+        source.fit_budget(1 << 20)
+    found: list[tuple[str, int | None] | int] = []
+    while True:
+        try:
+            if (block := source.next_block(1 << 20)) is None:
+                break
+            found.append(source.decode(block).batch.num_rows)
+        except DataError as error:
+            found.append((Path(str(error.file)).name, error.row))
+            source.skip_file()
+    source.close()
+    assert [each for each in found if not isinstance(each, int)] == [("a.parquet", 20_000), ("b.parquet", 0)]
+    assert sum(each for each in found if isinstance(each, int)) == 40_000
+
+
 def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
     path = damaged(tmp_path / "a.parquet", 2)
     rejected = 0

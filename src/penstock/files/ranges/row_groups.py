@@ -204,7 +204,8 @@ class ParquetReader:
                 self._group += 1
                 continue
             self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
-            self._decode_ahead(self._group)
+            if self._row_bytes:  # or the next row groups would be probed, and may be damaged
+                self._decode_ahead(self._group)
             drop = min(self._skip, piece.num_rows)
             self._skip -= drop
             if piece.num_rows > drop:
