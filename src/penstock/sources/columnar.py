@@ -111,7 +111,6 @@ class ParquetSource(FileSource):
             known, opened = self._following
             self._following = None
             if known == path and not self._row:
-                self._list.stamps.note(path)
                 self._opened = opened
             else:
                 opened.close()
@@ -128,6 +127,7 @@ class ParquetSource(FileSource):
         following = self.files[number] if number < len(self.files) else None
         if following is not None and (not isinstance(following, RemoteFile) or following.size):
             try:
+                self._list.stamps.note(following)
                 opened = self._open(following)
             except (*_DAMAGED, PenstockError):
                 return  # reported when it is read
@@ -169,6 +169,8 @@ class ParquetSource(FileSource):
                 assert isinstance(reader, ParquetReader)
                 groups = reader.take_groups(max_bytes, min(self._whole_bytes, _MOST_PARTS * max_bytes))
                 batch = reader.next(reader.rows_in(max_bytes)) if groups is None else None
+                if batch is not None:
+                    self._list.stamps.check(path)  # a thread that decodes ahead opens the file by its name
             except _DAMAGED as error:
                 self.close()
                 raise self._damaged(error, path, self._row) from error

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections import deque
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ from tests.waits import wait_for
 
 from penstock.engines.splits import FileSplit
 from penstock.errors import ChangedFileError, ConfigError, DataError, ResumeError, SchemaError
-from penstock.files.ranges.row_groups import RowWidth
+from penstock.files.ranges.row_groups import ParquetReader, RowWidth
 from penstock.files.states import with_checksum
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
@@ -364,6 +366,62 @@ def test_damage_in_a_row_group_that_is_probed_ahead_is_reported_in_its_place(tmp
     source.close()
     assert [each for each in found if not isinstance(each, int)] == [("a.parquet", 20_000), ("b.parquet", 0)]
     assert sum(each for each in found if isinstance(each, int)) == 40_000
+
+
+def test_a_next_file_that_changes_after_it_was_begun_is_refused(tmp_path: Path) -> None:
+    files = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path in files:
+        pq.write_table(pa.table({"n": range(60_000)}), path, use_dictionary=False)
+    source = ParquetSource(files)
+    with patch.object(columnar, "available_cores", lambda: 2):
+        source.fit_budget(1 << 20)
+    assert source.next_block(1 << 14) is not None
+    source.reset()
+    assert source.next_block(1 << 14) is not None
+    assert source.next_block(1 << 14) is not None
+    assert source._following is not None
+    pq.write_table(pa.table({"n": range(1, 60_001)}), tmp_path / "new", use_dictionary=False)
+    (tmp_path / "new").replace(files[1])
+    with pytest.raises(ChangedFileError, match=r"b\.parquet"):
+        deque(iter(partial(source.next_block, 1 << 14), None))
+    source.close()
+
+
+class _LatePieces:
+    """Pieces of a thread that is so late that they are decoded when they are taken."""
+
+    held_bytes = 0
+
+    def __init__(self, pieces: Any, *, nbytes: int) -> None:
+        self.close, self._pieces = pieces.close, pieces
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._pieces)
+
+
+def test_rows_of_a_file_that_took_the_place_of_another_are_not_delivered(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.parquet", 100_000
+    for place, first in ((path, 0), (tmp_path / "new", rows)):
+        numbers = pa.table({"n": range(first, first + rows)})
+        pq.write_table(numbers, place, row_group_size=20_000, use_dictionary=False, compression="none")
+    source, read = ParquetSource(path), ParquetReader.next
+    with patch.object(columnar, "available_cores", lambda: 2), patch.object(columnar, "_PiecesAhead", _LatePieces):
+        source.fit_budget(1 << 20)
+
+    def replacing(reader: ParquetReader, max_rows: int) -> pa.RecordBatch | None:
+        if reader._group == 1 and not reader._left and (tmp_path / "new").exists():
+            (tmp_path / "new").replace(path)
+        return read(reader, max_rows)
+
+    seen: list[int] = []
+    blocks = iter(partial(source.next_block, 1 << 14), None)
+    with patch.object(ParquetReader, "next", replacing), pytest.raises(ChangedFileError):
+        seen.extend(number for block in blocks for number in source.decode(block).batch["n"].to_pylist())
+    source.close()
+    assert seen == list(range(20_000))
 
 
 def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
