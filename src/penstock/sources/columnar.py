@@ -83,7 +83,7 @@ class ParquetSource(FileSource):
         self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
         self.read_ahead_bytes = window_for(nbytes)
         if count := min(available_cores() - 1, _MOST_GROUPS_AHEAD):
-            ahead = min(nbytes // 32, nbytes // 8 // count)
+            ahead = max(1, min(nbytes // 32, nbytes // 8 // count))
             self._ahead = GroupsAhead(count, partial(_PiecesAhead, nbytes=ahead))
 
     def with_columns(self, columns: Sequence[str], *, allow_empty: bool = False) -> ParquetSource:

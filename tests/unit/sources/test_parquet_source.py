@@ -442,6 +442,18 @@ def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
     assert not begun.called
 
 
+def test_a_budget_of_some_bytes_decodes_ahead_too(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=10)
+    source = ParquetSource(tmp_path / "a.parquet")
+    with patch.object(columnar, "available_cores", lambda: 4):
+        source.fit_budget(8)
+    rows = 0
+    while (block := source.next_block(1)) is not None:
+        rows += source.decode(block).batch.num_rows
+    source.close()
+    assert rows == TABLE.num_rows
+
+
 @pytest.mark.parametrize("budget", ["8 KiB", "64 MiB"], ids=["in pieces", "as a whole"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_damage_costs_a_row_group_and_the_others_are_read(tmp_path: Path, budget: str, workers: int) -> None:
