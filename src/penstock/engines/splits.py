@@ -22,6 +22,7 @@ from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline.chain import stage_name
 from penstock.pipeline.stages import Block, Decoded, Origin, Source
 from penstock.sources.blocks import BlockPosition, RecordSpans
+from penstock.sources.columnar import ParquetSource
 from penstock.sources.file_source import FileList, FileSource
 from penstock.sources.lakes.base import LakeSource
 from penstock.sources.memory import MemorySource
@@ -213,6 +214,11 @@ class FileSplit(_PartOfFile):
         alone: Any = self._alone
         alone._file, alone._row = 0, split.start
         self.schema = source.schema
+
+    def fit_budget(self, nbytes: int) -> None:
+        super().fit_budget(nbytes)
+        if isinstance(self._alone, ParquetSource):
+            self._alone._ahead = None  # it would be of the next split
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         alone, stop = self._alone, self._stop

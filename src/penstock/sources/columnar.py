@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.errors import ConfigError, DataError
+from penstock.errors import ConfigError, DataError, PenstockError
 from penstock.files.checksums import ARROW_TAIL, PARQUET_TAIL, Checksums, read_checksums
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
@@ -83,7 +83,7 @@ class ParquetSource(FileSource):
         self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
         self.read_ahead_bytes = window_for(nbytes)
         if count := min(available_cores() - 1, _MOST_GROUPS_AHEAD):
-            ahead = min(nbytes // 32, nbytes // 8 // count)
+            ahead = max(1, min(nbytes // 32, nbytes // 8 // count))
             self._ahead = GroupsAhead(count, partial(_PiecesAhead, nbytes=ahead))
 
     def with_columns(self, columns: Sequence[str], *, allow_empty: bool = False) -> ParquetSource:
@@ -104,7 +104,6 @@ class ParquetSource(FileSource):
             pages=pages,
             window=self.read_ahead_bytes // 2,
             width=self._width,
-            ahead=self._ahead,
         )
 
     def _here(self, path: InputFile) -> OpenedFile:
@@ -112,13 +111,12 @@ class ParquetSource(FileSource):
             known, opened = self._following
             self._following = None
             if known == path and not self._row:
-                self._list.stamps.note(path)
                 self._opened = opened
             else:
                 opened.close()
         reader = super()._here(path)
         assert isinstance(reader, ParquetReader)
-        reader.reads_on = True
+        reader.reads_on, reader.looks_ahead = True, self._ahead
         if reader.is_at_last_group and self._following is None:
             self._open_following(reader)
         return reader
@@ -129,10 +127,15 @@ class ParquetSource(FileSource):
         following = self.files[number] if number < len(self.files) else None
         if following is not None and (not isinstance(following, RemoteFile) or following.size):
             try:
+                self._list.stamps.note(following)
                 opened = self._open(following)
-            except _DAMAGED:
+            except (*_DAMAGED, PenstockError):
                 return  # reported when it is read
-            opened.begin_like(reader)
+            try:
+                opened.begin_like(reader)
+            except (*_DAMAGED, PenstockError):
+                opened.close()
+                return
             self._following = (following, opened)
 
     def memory_usage(self) -> int:
@@ -166,6 +169,8 @@ class ParquetSource(FileSource):
                 assert isinstance(reader, ParquetReader)
                 groups = reader.take_groups(max_bytes, min(self._whole_bytes, _MOST_PARTS * max_bytes))
                 batch = reader.next(reader.rows_in(max_bytes)) if groups is None else None
+                if batch is not None:
+                    self._list.stamps.check(path)  # a thread that decodes ahead opens the file by its name
             except _DAMAGED as error:
                 self.close()
                 raise self._damaged(error, path, self._row) from error

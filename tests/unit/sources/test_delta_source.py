@@ -11,6 +11,7 @@ from datetime import date
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -22,7 +23,7 @@ from tests.job_runs import Made, differences, job, run
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.pipeline import Pipeline
 from penstock.sinks import DeltaSink, JsonlSink, MemorySink
-from penstock.sources import DeltaSource, JsonlSource, MemorySource, ParquetSource, open_source
+from penstock.sources import DeltaSource, JsonlSource, MemorySource, ParquetSource, columnar, open_source
 
 
 def read(source: Any) -> list[dict[str, Any]]:
@@ -366,6 +367,24 @@ def test_a_pickled_source_reads_the_version_that_it_was_pickled_with(table: Path
     data = pickle.dumps(DeltaSource(table, columns=["n"]))
     write_deltalake(table, pa.table({"n": [99], "text": ["late"]}), mode="append")
     assert numbers(pickle.loads(data)) == EVEN_GONE  # noqa: S301 - made above
+
+
+def test_copies_of_a_source_that_decodes_the_next_file_begin_one_of_their_own(table: Path) -> None:
+    source = DeltaSource(table)
+    with patch.object(columnar, "available_cores", lambda: 2):
+        source.fit_budget(1 << 10)
+    source._whole_bytes = 0
+    while source._following is None:
+        assert source.next_block(1) is not None
+    other = source.with_columns(["n"])
+    other.reset()
+    assert other._following is None
+    assert source._following is not None
+    assert numbers(pickle.loads(pickle.dumps(other))) == EVEN_GONE  # noqa: S301 - made here
+    again = pickle.loads(pickle.dumps(source))  # noqa: S301 - made here
+    again.reset()
+    assert numbers(again) == EVEN_GONE
+    source.close()
 
 
 def test_a_log_that_lies_beside_other_rows_is_no_table(tmp_path: Path) -> None:

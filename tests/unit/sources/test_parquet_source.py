@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections import deque
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,13 +16,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.waits import wait_for
 
+from penstock.engines.splits import FileSplit
 from penstock.errors import ChangedFileError, ConfigError, DataError, ResumeError, SchemaError
-from penstock.files.ranges.row_groups import RowWidth
+from penstock.files.ranges.row_groups import ParquetReader, RowWidth
 from penstock.files.states import with_checksum
 from penstock.memory.budget import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.sinks import MemorySink
 from penstock.sources import ParquetSource, columnar
+from penstock.sources.splits import InputSplit
 from penstock.testing import assert_source_contract
 
 TABLE = pa.table({"n": range(100), "s": [f"row {i}" for i in range(100)], "v": [[i, None] for i in range(100)]})
@@ -307,6 +311,147 @@ def damaged(path: Path, group: int) -> Path:
     data[place : place + 60] = b"\xff" * 60
     path.write_bytes(bytes(data))
     return path
+
+
+def test_rows_of_the_next_file_are_as_wide_as_its_own(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"t": [f"{number:0100}" for number in range(2000)]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"t": ["x" * 20_000] * 2000}), tmp_path / "b.parquet")
+    source = ParquetSource(tmp_path)
+    with patch.object(columnar, "available_cores", lambda: 2):
+        source.fit_budget(1 << 20)
+    assert source.next_block(1 << 14) is not None
+    assert source.next_block(1 << 14) is not None
+    assert source._following is not None
+    ((_, ahead),) = source._following[1]._ahead
+    wait_for(lambda: ahead.held_bytes, "a piece of the next file")
+    assert ahead.held_bytes < 1 << 16
+    source.close()
+
+
+def test_row_groups_of_another_width_are_not_decoded_ahead(tmp_path: Path) -> None:
+    narrow, wide = pa.table({"t": [f"{number:0100}" for number in range(2000)]}), pa.table({"t": ["x" * 20_000] * 2000})
+    with pq.ParquetWriter(tmp_path / "a.parquet", narrow.schema) as writer:
+        for rows in (narrow, narrow, wide, wide, wide):
+            writer.write_table(rows)
+    source = ParquetSource(tmp_path / "a.parquet")
+    with patch.object(columnar, "available_cores", lambda: 4):
+        source.fit_budget(1 << 20)
+    assert source.next_block(1 << 14) is not None
+    ahead = source._opened._ahead  # type: ignore[union-attr]
+    assert [group for group, _ in ahead] == [1]
+    source.close()
+
+
+def test_damage_in_a_row_group_that_is_probed_ahead_is_reported_in_its_place(tmp_path: Path) -> None:
+    files = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path in files:
+        pq.write_table(pa.table({"n": pa.nulls(40_000, pa.null())}), path, row_group_size=20_000)
+        column = pq.read_metadata(path).row_group(1 if path == files[0] else 0).column(0)
+        place = column.dictionary_page_offset or column.data_page_offset
+        data = bytearray(path.read_bytes())
+        data[place : place + 10] = b"\xff" * 10
+        path.write_bytes(bytes(data))
+    source = ParquetSource(files)
+    with patch.object(columnar, "available_cores", lambda: 4):
+        source.fit_budget(1 << 20)
+    found: list[tuple[str, int | None] | int] = []
+    while True:
+        try:
+            if (block := source.next_block(1 << 20)) is None:
+                break
+            found.append(source.decode(block).batch.num_rows)
+        except DataError as error:
+            found.append((Path(str(error.file)).name, error.row))
+            source.skip_file()
+    source.close()
+    assert [each for each in found if not isinstance(each, int)] == [("a.parquet", 20_000), ("b.parquet", 0)]
+    assert sum(each for each in found if isinstance(each, int)) == 40_000
+
+
+def test_a_next_file_that_changes_after_it_was_begun_is_refused(tmp_path: Path) -> None:
+    files = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    for path in files:
+        pq.write_table(pa.table({"n": range(60_000)}), path, use_dictionary=False)
+    source = ParquetSource(files)
+    with patch.object(columnar, "available_cores", lambda: 2):
+        source.fit_budget(1 << 20)
+    assert source.next_block(1 << 14) is not None
+    source.reset()
+    assert source.next_block(1 << 14) is not None
+    assert source.next_block(1 << 14) is not None
+    assert source._following is not None
+    pq.write_table(pa.table({"n": range(1, 60_001)}), tmp_path / "new", use_dictionary=False)
+    (tmp_path / "new").replace(files[1])
+    with pytest.raises(ChangedFileError, match=r"b\.parquet"):
+        deque(iter(partial(source.next_block, 1 << 14), None))
+    source.close()
+
+
+class _LatePieces:
+    """Pieces of a thread that is so late that they are decoded when they are taken."""
+
+    held_bytes = 0
+
+    def __init__(self, pieces: Any, *, nbytes: int) -> None:
+        self.close, self._pieces = pieces.close, pieces
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        return next(self._pieces)
+
+
+def test_rows_of_a_file_that_took_the_place_of_another_are_not_delivered(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.parquet", 100_000
+    for place, first in ((path, 0), (tmp_path / "new", rows)):
+        numbers = pa.table({"n": range(first, first + rows)})
+        pq.write_table(numbers, place, row_group_size=20_000, use_dictionary=False, compression="none")
+    source, read = ParquetSource(path), ParquetReader.next
+    with patch.object(columnar, "available_cores", lambda: 2), patch.object(columnar, "_PiecesAhead", _LatePieces):
+        source.fit_budget(1 << 20)
+
+    def replacing(reader: ParquetReader, max_rows: int) -> pa.RecordBatch | None:
+        if reader._group == 1 and not reader._left and (tmp_path / "new").exists():
+            (tmp_path / "new").replace(path)
+        return read(reader, max_rows)
+
+    seen: list[int] = []
+    blocks = iter(partial(source.next_block, 1 << 14), None)
+    with patch.object(ParquetReader, "next", replacing), pytest.raises(ChangedFileError):
+        seen.extend(number for block in blocks for number in source.decode(block).batch["n"].to_pylist())
+    source.close()
+    assert seen == list(range(20_000))
+
+
+def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
+    path = damaged(tmp_path / "a.parquet", 2)
+    rejected = 0
+    with patch.object(columnar, "available_cores", lambda: 4), patch.object(columnar, "_PiecesAhead") as begun:
+        source = ParquetSource(path)
+        source.fit_budget(1 << 26)
+        while (block := source.next_block(1 << 20)) is not None:
+            rejected += len(source.decode(block).rejected)
+        part = FileSplit(ParquetSource(path), InputSplit(0, 25, 50, 100))
+        part.fit_budget(1 << 20)
+        while part.next_batch(1000) is not None:
+            pass
+        source.close()
+        part.close()
+    assert rejected == 1
+    assert not begun.called
+
+
+def test_a_budget_of_some_bytes_decodes_ahead_too(tmp_path: Path) -> None:
+    pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=10)
+    source = ParquetSource(tmp_path / "a.parquet")
+    with patch.object(columnar, "available_cores", lambda: 4):
+        source.fit_budget(8)
+    rows = 0
+    while (block := source.next_block(1)) is not None:
+        rows += source.decode(block).batch.num_rows
+    source.close()
+    assert rows == TABLE.num_rows
 
 
 @pytest.mark.parametrize("budget", ["8 KiB", "64 MiB"], ids=["in pieces", "as a whole"])

@@ -76,27 +76,34 @@ class RowWidth:
     """Bytes of a decoded row, from a few rows that were decoded to see it. Files like those before are not probed."""
 
     def __init__(self) -> None:
-        self._seen: tuple[list[tuple[str, bool]], float, float] | None = None
-        """Columns of a row group, bytes of a row of it as encoded, and as decoded."""
+        self._seen: tuple[_Form, float] | None = None
+        """Form of a row group, and bytes of a row of it as decoded."""
 
     def of(self, group: Any, columns: list[str] | None) -> float:
         """Width of the rows of a row group: as of the one seen, if their columns are encoded alike; 0 if not."""
         seen = self._seen
         if seen is None:
             return 0.0
-        form, encoded = _form(group, columns)
-        alike = seen[0] == form and seen[1] / 2 <= encoded <= 2 * seen[1]
-        return seen[2] * max(1.0, encoded / max(1.0, seen[1])) if alike else 0.0
+        form = _form(group, columns)
+        return seen[1] * max(1.0, form[1] / max(1.0, seen[0][1])) if _alike(seen[0], form) else 0.0
 
     def note(self, group: Any, columns: list[str] | None, row_bytes: float) -> None:
-        self._seen = (*_form(group, columns), row_bytes)
+        self._seen = _form(group, columns), row_bytes
 
 
-def _form(group: Any, columns: list[str] | None) -> tuple[list[tuple[str, bool]], float]:
-    """Columns of a row group and whether they have dictionaries, and the mean bytes of its encoded rows."""
+_Form = tuple[list[tuple[str, bool]], float]
+"""Columns of a row group and whether they have dictionaries, and the mean bytes of its encoded rows."""
+
+
+def _form(group: Any, columns: list[str] | None) -> _Form:
     chunks = list(_chunks(group, columns))
     encoded = sum(chunk.total_uncompressed_size for chunk in chunks)
     return [(chunk.path_in_schema, chunk.has_dictionary_page) for chunk in chunks], encoded / max(1, group.num_rows)
+
+
+def _alike(known: _Form, other: _Form) -> bool:
+    """True if rows of one row group are probably as wide as those of the other."""
+    return known[0] == other[0] and known[1] / 2 <= other[1] <= 2 * known[1]
 
 
 class Ahead(Protocol):
@@ -126,8 +133,8 @@ class GroupsAhead:
 class ParquetReader:
     """One open file. How many rows make up a piece is fixed when a row group is begun, so they are cut afterwards.
 
-    Of a local file that is read in pieces, `ahead` decodes the next row groups meanwhile: a column of a row group can
-    be decoded by one thread only.
+    Of a local file that is read in pieces, the next row groups are decoded meanwhile if `looks_ahead` says how: a
+    column of a row group can be decoded by one thread only.
     """
 
     def __init__(
@@ -140,7 +147,6 @@ class ParquetReader:
         pages: bool,
         window: int = WINDOW_BYTES,
         width: RowWidth | None = None,
-        ahead: GroupsAhead | None = None,
     ) -> None:
         self._width = RowWidth() if width is None else width
         self._checksums, self._pages = checksums, pages and checksums is None
@@ -159,6 +165,8 @@ class ParquetReader:
         """True to request the next row groups too."""
         self.reads_groups = False
         """True if row groups were taken as a whole."""
+        self.looks_ahead: GroupsAhead | None = None
+        """Set to decode the next row groups too, if the file is local."""
         self._path, self._columns, self._piece_bytes = path, choose(self._file.schema_arrow), piece_bytes
         self._group = 0
         self._skip = 0
@@ -167,7 +175,6 @@ class ParquetReader:
         self._row_bytes = 0.0
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
-        self._looks_ahead = ahead if self._ranges is None else None
         self._ahead: deque[tuple[int, Ahead]] = deque()
         """Row groups that are decoded ahead, the one that is read too."""
         self._whole_bytes: int | None = None
@@ -197,7 +204,8 @@ class ParquetReader:
                 self._group += 1
                 continue
             self._row_bytes = max(0.5 * self._row_bytes, piece.nbytes / max(1, piece.num_rows))
-            self._decode_ahead(self._group)
+            if self._row_bytes:  # or the next row groups would be probed, and may be damaged
+                self._decode_ahead(self._group)
             drop = min(self._skip, piece.num_rows)
             self._skip -= drop
             if piece.num_rows > drop:
@@ -273,12 +281,17 @@ class ParquetReader:
     @property
     def is_at_last_group(self) -> bool:
         """True if the next file should be begun: rows are requested or decoded ahead, and this file has no more."""
-        looks = self._ranges is not None or bool(self._ahead) or (self._looks_ahead is not None and self._left > 0)
+        looks = self._ranges is not None or bool(self._ahead) or (self.looks_ahead is not None and self._left > 0)
         return looks and self._group >= self._file.metadata.num_row_groups - 1
 
     def begin_like(self, before: ParquetReader) -> None:
-        """Request the first row group; rows are as wide as those of the file before, until some are seen."""
-        self._row_bytes, self.reads_on, self._whole_bytes = before._row_bytes, True, before._whole_bytes
+        """Request the first row group, or begin to decode it.
+
+        Rows of a remote file are as wide as those of the file before, until some are seen.
+        """
+        self.reads_on, self._whole_bytes, self.looks_ahead = True, before._whole_bytes, before.looks_ahead
+        if self._ranges is not None:
+            self._row_bytes = before._row_bytes
         if self._file.metadata.num_row_groups and not before.reads_groups:
             self._plan(0)
             self._decode_ahead(0)
@@ -339,16 +352,22 @@ class ParquetReader:
 
     def _decode_ahead(self, first: int) -> None:
         """Begin to decode the row groups from `first` on, if they will be read in pieces."""
-        if self._looks_ahead is None:
+        looks = self.looks_ahead
+        if looks is None or self._ranges is not None:
             return
         metadata = self._file.metadata
-        for group in range(first, min(first + self._looks_ahead.count, metadata.num_row_groups)):
+        known: _Form | None = None
+        for group in range(first, min(first + looks.count, metadata.num_row_groups)):
             if self._ahead and self._ahead[-1][0] >= group:
                 continue
             few = metadata.row_group(group).num_rows <= _MOST_ROWS
             if few and self._whole_bytes is not None and self._size_of(group) <= self._whole_bytes:
                 return  # workers decode it
-            self._ahead.append((group, self._looks_ahead.start(self._decoded_apart(group))))
+            if group:
+                known = known or _form(metadata.row_group(max(first - 1, 0)), self._columns)
+                if not _alike(known, _form(metadata.row_group(group), self._columns)):
+                    return  # several threads at once would decode pieces that are far too large
+            self._ahead.append((group, looks.start(self._decoded_apart(group))))
 
     def _decoded_apart(self, group: int) -> Iterator[pa.RecordBatch]:
         """Pieces of a row group, with a file handle of their own: a thread may use no other's."""

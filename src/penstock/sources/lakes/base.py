@@ -313,7 +313,7 @@ class LakeSource(ParquetSource):
 
     def __getstate__(self) -> dict[str, Any]:
         _ = self.snapshot  # other processes read the same version
-        return self.__dict__ | {"_opened": None, "_origin": None}
+        return self.__dict__ | {"_opened": None, "_following": None, "_origin": None}
 
     # -- inside ------------------------------------------------------------------------------------------------------
 
