@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -314,11 +315,33 @@ def built_in_transforms() -> Mapping[str, Callable[..., Any]]:
     }
 
 
+def _as_option(call: str) -> str | Mapping[str, Any]:
+    """`{"cast": {"id": "string"}}` for `Cast({'id': 'string'})`; what is no call of a built-in transform stays."""
+    try:
+        node = ast.parse(call, mode="eval").body
+        if isinstance(node, ast.Name):
+            node = ast.Call(node, [], [])
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1):
+            return call
+        name = snake_case(node.func.id)
+        if name not in built_in_transforms() or (node.args and node.keywords):
+            return call
+        if node.args:
+            return {name: ast.literal_eval(node.args[0])}
+        options = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
+        return {name: options} if options else name
+    except (SyntaxError, ValueError):
+        return call
+
+
 def named_transform(given: str | Mapping[str, Any]) -> Any:
     """The transform that a name stands for: `drop_nulls`, or `{"lower": "text"}`, or `{"shout": {"column": "text"}}`.
 
-    A mapping of its parameters is passed by name, any other value as the first argument.
+    A mapping of its parameters is passed by name, any other value as the first argument. Errors name transforms as they
+    are written in Python, so `DropNulls('text')` is understood too.
     """
+    if isinstance(given, str) and given[:1].isupper():
+        given = _as_option(given)
     if isinstance(given, Mapping):
         if len(given) != 1:
             raise ConfigError(f"expected one transform with its options, such as {{'lower': 'text'}}, got {given!r}")

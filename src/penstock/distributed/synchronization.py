@@ -102,7 +102,7 @@ def find_rendezvous() -> Rendezvous:
     if module is None:
         raise ConfigError(
             "no rendezvous: torch.distributed is not initialised; call torch.distributed.init_process_group() first, "
-            "or pass rendezvous=DirectoryRendezvous(a shared path)"
+            "or pass rendezvous=penstock.distributed.DirectoryRendezvous(a shared path)"
         )
     store: Rendezvous = module._get_default_store()
     return store

@@ -221,9 +221,13 @@ class OrderedReader:
             )
 
     def _first_available(self) -> int:
-        """First batch that is not consumed: of the first file, published or not."""
+        """First batch that is not consumed: of the first file, published or not, or set aside right before it."""
         unpublished = min(lane.number for lane in self.split.lanes.all()) * self._per_file
-        return min([unpublished, *(file.number * self._per_file + file.start for file in self._directory.files()[:1])])
+        first = min([unpublished, *(file.number * self._per_file + file.start for file in self._directory.files()[:1])])
+        set_aside = {file.number for file in self._directory.rejected()}
+        while first % self._per_file == 0 and first // self._per_file - 1 in set_aside:
+            first -= self._per_file
+        return first
 
     def _mark_partly_read(self) -> None:
         """Write the position into the name of the file where the ranks stop, for a reader without a state."""

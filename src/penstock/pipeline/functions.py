@@ -17,6 +17,7 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import Transform
 from penstock.types.columns import to_column
+from penstock.types.schema import Schema
 
 _COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq,
@@ -363,7 +364,9 @@ def batch_of_none(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def arrow_schema(schema: Any) -> pa.Schema | None:
-    """An Arrow schema from one, from a penstock `Schema`, or from None."""
+    """An Arrow schema from one, from a penstock `Schema` or what it is made of (`{"z": "string"}`), or from None."""
+    if isinstance(schema, Mapping):
+        schema = Schema(schema)
     return schema.to_arrow() if hasattr(schema, "to_arrow") else schema
 
 

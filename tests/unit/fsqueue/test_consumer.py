@@ -195,6 +195,23 @@ def test_every_rank_counts_its_own_batches_of_a_bad_file(tmp_path: Path) -> None
             reader.get_batch()
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_strict_order_needs_the_first_files_too_if_they_were_set_aside(tmp_path: Path, count: int) -> None:
+    path = fill(tmp_path / "q", 16)
+    with consumer(path, order="strict") as reader:
+        split = reader._queue.split("train")
+        for _ in range(count):
+            split.reject(split.files()[0])
+        with pytest.raises(DataError, match=r"file 0 .*on_error="):
+            reader.get_batch()
+    with consumer(path, order="strict", on_error="skip") as reader:
+        assert take(reader, 1) == [4 * count]
+        assert reader.counts().skipped == 4 * count
+    with consumer(path, order="strict", on_error="skip") as reader:
+        assert take(reader, 2) == [4 * count + 1, 4 * count + 2], "a run goes on where the last one stopped"
+        assert reader.counts().skipped == 0
+
+
 def test_a_state_of_another_queue_order_or_version_is_refused(tmp_path: Path) -> None:
     path, other = fill(tmp_path / "q", 4), fill(tmp_path / "other", 4, seed=1)
     with consumer(path) as reader:

@@ -14,6 +14,7 @@ import pytest
 
 from penstock import ConversationDataLoader, MixedDataLoader, PreferenceDataLoader, PretrainDataLoader
 from penstock.corpus.prepare import prepare
+from penstock.corpus.raw_rows import named_transform
 from penstock.corpus.recipe import Recipe
 from penstock.errors import ConfigError, DataError, PenstockError, SchemaError
 from penstock.loaders import RawRows, StreamOptions
@@ -463,3 +464,15 @@ def test_directories_with_values_in_their_names_are_columns_for_transforms(tmp_p
 def test_the_policies_have_one_vocabulary() -> None:
     for word in ("raise", "skip", "quarantine"):
         assert PipelineConfig(on_error=word).on_error == RawRows(on_error=word).on_error == word
+
+
+@pytest.mark.parametrize("given", ["DropNulls", "DropNulls('text')", "DropNulls(['a', 'b'])", "Cast({'id': 'string'})"])
+def test_a_transform_may_be_named_as_errors_write_it(given: str) -> None:
+    assert repr(named_transform(given)) == (given if "(" in given else f"{given}()")
+
+
+@pytest.mark.parametrize("given", ["DropNulls(print('no'))", "Nulls('text')", "DropNulls('a', 'b')", "DropNulls("])
+def test_nothing_but_plain_values_is_read_of_a_call(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="no transform is called"):
+        named_transform(given)
+    assert not capsys.readouterr().out

@@ -528,7 +528,7 @@ def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error
         assert all(row["file"] == str(path) for row in written_down)
 
 
-def test_a_record_too_long_to_hold_is_named_or_skipped(tmp_path: Path) -> None:
+def test_a_record_too_long_to_hold_is_named_or_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.jsonl.gz"
     data = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
     whole = gzip.compress(data)
@@ -543,6 +543,8 @@ def test_a_record_too_long_to_hold_is_named_or_skipped(tmp_path: Path) -> None:
     assert 0 < len(found) < len(TEXTS)
     assert found <= Counter(TEXTS)
     assert sum(reader.counts.rejected.values()) == 1
+    (said,) = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert str(path) in said
 
 
 def test_a_row_too_long_for_a_sample_is_an_error_or_counted(tmp_path: Path) -> None:

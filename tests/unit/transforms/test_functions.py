@@ -56,8 +56,9 @@ def test_a_new_key_in_a_later_row_is_named() -> None:
         stage.transform(pa.record_batch({"y": [1]}))
 
 
-def test_a_given_schema_decides_and_may_be_a_penstock_schema() -> None:
-    schema = Schema({"x": "float32", "y": "string"})
+@pytest.mark.parametrize("kind", [Schema, dict])
+def test_a_given_schema_decides_and_may_be_a_penstock_schema_or_a_dict(kind: type) -> None:
+    schema = kind({"x": "float32", "y": "string"})
     made = Map(lambda row: {"x": row["x"]}, schema=schema).transform(pa.record_batch({"x": [1, 2]}))
     assert made.schema.types == [pa.float32(), pa.string()]
     assert made.column("y").to_pylist() == [None, None]

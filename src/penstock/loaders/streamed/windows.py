@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
@@ -27,6 +28,8 @@ from penstock.pipeline.metrics import StageMetrics, reason_readings, tokens_in
 from penstock.pipeline.quarantine import BadRows
 from penstock.pipeline.stages import Finishing, Rejected, Stateful, Transform, TwoPart
 from penstock.sources.splits import SplitReader, SplitRows, open_split
+
+log = logging.getLogger(__name__)
 
 _FIRST_SHARE = 64
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
@@ -335,6 +338,9 @@ class StreamCounts:
         self.rows += window.read
         self.dropped.update(window.dropped)
         self.changed.update(window.changed)
+        for row in window.rejected:
+            if f"{row.stage}: {row.kind}" not in self._bad.counts:  # the first of its kind
+                log.warning("%s, row %s: %s; left out, and so are others like it", row.file, row.row, row.reason)
         self._bad.add(window.rejected, self.rows)
 
     def keep_quarantine(self) -> None:
