@@ -122,6 +122,7 @@ class QueueSource(Source):
                 self._acknowledge(opened, everything=True)
                 return None
             self._begin(delivered)
+            self._before = _with_file(self._before, delivered)
         assert self._pending is not None
         assert self._batch is not None
         part, rest = self._pending.slice(0, max_rows), self._pending.slice(max_rows)
@@ -320,6 +321,16 @@ class QueueSource(Source):
                 raise ResumeError(f"the state has {name}={state[name]!r}, this source has {getattr(self, name)!r}")
 
 
+def _with_file(state: State, current: Delivered) -> State:
+    """State of a reader before its current batch, whose file it had not claimed by then if the batch is the first one.
+
+    Without it a run that resumes in the middle of the batch would not know the file when others had claimed it since.
+    """
+    if "held" not in state or any(number == current.number for number, _ in state["held"]):
+        return state
+    return state | {"held": [[current.number, current.index], *state["held"]]}
+
+
 class _SplitInput:
     """Membership of a source in a queue, and its reader."""
 
@@ -341,12 +352,12 @@ class _SplitInput:
         return before != self._file
 
     def wait_for_files_of(self, state: State) -> None:
-        """Wait until the files that a state has begun are free, if a member that may be dead has claimed them.
+        """Wait until files that a state has begun or finished are free, if a member that may be dead has claimed them.
 
         That happens when a run that had resumed from this state was killed, too: its claims become ours again, from the
-        row of the state. A member that is seen alive keeps its claims.
+        row of the state, and finished files are not read again. A member that is seen alive keeps its claims.
         """
-        begun = {number for number, _ in state["held"]}
+        begun = {*state["finished"], *(number for number, _ in state["held"])}
         beats: dict[str, int | None] = {}
         while True:
             self.member.reap_if_due()

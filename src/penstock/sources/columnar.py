@@ -28,6 +28,8 @@ _PIECE_BYTES, _WHOLE_BYTES = 1 << 21, 1 << 24
 _MOST_PARTS = 64
 """A row group that is larger than so many batches is read in pieces, however small it is."""
 _MOST_GROUPS_AHEAD, _MOST_PIECES_AHEAD = 7, 1 << 10
+_LEAST_BUDGET = 256 << 20
+"""Least memory budget with row groups decoded ahead: a decoder and its piece in work take some megabytes."""
 _LOST = "the rest of a row group is unreadable"
 
 
@@ -36,9 +38,10 @@ class ParquetSource(FileSource):
 
     Row groups that are small against the memory budget (a 64th of it, 64 MiB and 16,384 rows at most) are decoded as a
     whole, in the pipeline's workers. Others are read in pieces of about two megabytes, one after the other, so a row
-    group may be larger than memory; of a local file the next ones are decoded meanwhile, in threads of their own, and
-    an eighth of the budget may wait. Resuming begins at the row group that holds the row and passes over the rows
-    before it. Damage costs the rest of the row group it is in; the next one can be read without it.
+    group may be larger than memory. With a budget of 256 MiB or more the next ones of a local file are decoded
+    meanwhile, in threads of their own, and an eighth of the budget may wait. Resuming begins at the row group that
+    holds the row and passes over the rows before it. Damage costs the rest of the row group it is in; the next one can
+    be read without it.
 
     `verify="own"` compares what is read with the checksums that `ParquetSink` writes; files of other writers have none,
     and are read as they are. `"pages"` has Arrow compare the page checksums of those too. `"none"` compares nothing.
@@ -82,9 +85,9 @@ class ParquetSource(FileSource):
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
         self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
         self.read_ahead_bytes = window_for(nbytes)
-        if count := min(available_cores() - 1, _MOST_GROUPS_AHEAD):
-            ahead = max(1, min(nbytes // 32, nbytes // 8 // count))
-            self._ahead = GroupsAhead(count, partial(_PiecesAhead, nbytes=ahead))
+        count = min(available_cores() - 1, _MOST_GROUPS_AHEAD)
+        if count and nbytes >= _LEAST_BUDGET:
+            self._ahead = GroupsAhead(count, partial(_PiecesAhead, nbytes=min(nbytes // 32, nbytes // 8 // count)))
 
     def with_columns(self, columns: Sequence[str], *, allow_empty: bool = False) -> ParquetSource:
         """The same files, with these columns alone."""

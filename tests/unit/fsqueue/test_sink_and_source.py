@@ -516,6 +516,29 @@ def test_a_state_in_the_middle_of_a_batch_resumes_at_the_row(tmp_path: Path, ord
     source.close()
 
 
+@pytest.mark.parametrize("taken", [3, 4, 7, 8, 11, 16, 19])
+def test_a_state_holds_after_a_second_run_from_it_has_died_too(tmp_path: Path, taken: int) -> None:
+    fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2)
+    options: dict[str, Any] = {"acknowledge": "committed", "timeout_seconds": 120, "lease_seconds": 0.5}
+    runs = [QueueSource(tmp_path / "q", **options) for _ in range(3)]
+    begun: list[dict[str, Any]] = []
+    while len(begun) < taken:
+        begun += runs[0].next_batch(taken - len(begun)).to_pylist()  # type: ignore[union-attr]
+    state = orjson.loads(orjson.dumps(runs[0].state_dict()))
+    runs[0].next_batch(1)
+    for number, run in enumerate(runs[:2]):
+        if number:
+            run.load_state_dict(state)
+            run.next_batch(1)
+        assert run._input is not None
+        run._input.member.leave()  # its claims stay until somebody finds that it is dead
+    runs[2].load_state_dict(state)
+    rest = [row for batch in runs[2] for row in batch.to_pylist()]
+    assert sorted(row["n"] for row in begun + rest) == list(range(len(ROWS)))
+    for run in reversed(runs):
+        run.close()
+
+
 def test_what_was_committed_is_deleted_and_the_rest_stays(tmp_path: Path) -> None:
     fill(tmp_path / "q", batches_of(ROWS, 4), batches_per_file=2)
     for order in ("strict", "any"):

@@ -371,7 +371,7 @@ def test_a_pickled_source_reads_the_version_that_it_was_pickled_with(table: Path
 
 def test_copies_of_a_source_that_decodes_the_next_file_begin_one_of_their_own(table: Path) -> None:
     source = DeltaSource(table)
-    with patch.object(columnar, "available_cores", lambda: 2):
+    with patch.multiple(columnar, available_cores=lambda: 2, _LEAST_BUDGET=0):
         source.fit_budget(1 << 10)
     source._whole_bytes = 0
     while source._following is None:

@@ -265,7 +265,10 @@ def test_row_groups_that_are_decoded_ahead_come_in_order(data: st.DataObject) ->
         {"n": range(sum(map(sum, files))), "s": [f"row {i} " * (i % 7) for i in range(sum(map(sum, files)))]}
     )
     rest = table
-    with tempfile.TemporaryDirectory() as home, patch.object(columnar, "available_cores", lambda: cores):
+    with (
+        tempfile.TemporaryDirectory() as home,
+        patch.multiple(columnar, available_cores=lambda: cores, _LEAST_BUDGET=0),
+    ):
         for number, sizes in enumerate(files):
             with pq.ParquetWriter(Path(home, f"{number}.parquet"), table.schema) as writer:
                 for size in sizes:
@@ -293,7 +296,7 @@ def test_threads_decode_row_groups_ahead_within_an_eighth_of_the_budget(tmp_path
     rows = pa.table({"text": [f"{number:06}" * 200 for number in range(4000)]})
     pq.write_table(rows, tmp_path / "a.parquet", row_group_size=500, use_dictionary=False)
     source, budget = ParquetSource(tmp_path / "a.parquet"), 1 << 20
-    with patch.object(columnar, "available_cores", lambda: 4):
+    with patch.multiple(columnar, available_cores=lambda: 4, _LEAST_BUDGET=0):
         source.fit_budget(budget)
     first = source.next_block(1 << 14)
     assert first is not None
@@ -317,7 +320,7 @@ def test_rows_of_the_next_file_are_as_wide_as_its_own(tmp_path: Path) -> None:
     pq.write_table(pa.table({"t": [f"{number:0100}" for number in range(2000)]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"t": ["x" * 20_000] * 2000}), tmp_path / "b.parquet")
     source = ParquetSource(tmp_path)
-    with patch.object(columnar, "available_cores", lambda: 2):
+    with patch.multiple(columnar, available_cores=lambda: 2, _LEAST_BUDGET=0):
         source.fit_budget(1 << 20)
     assert source.next_block(1 << 14) is not None
     assert source.next_block(1 << 14) is not None
@@ -334,7 +337,7 @@ def test_row_groups_of_another_width_are_not_decoded_ahead(tmp_path: Path) -> No
         for rows in (narrow, narrow, wide, wide, wide):
             writer.write_table(rows)
     source = ParquetSource(tmp_path / "a.parquet")
-    with patch.object(columnar, "available_cores", lambda: 4):
+    with patch.multiple(columnar, available_cores=lambda: 4, _LEAST_BUDGET=0):
         source.fit_budget(1 << 20)
     assert source.next_block(1 << 14) is not None
     ahead = source._opened._ahead  # type: ignore[union-attr]
@@ -352,7 +355,7 @@ def test_damage_in_a_row_group_that_is_probed_ahead_is_reported_in_its_place(tmp
         data[place : place + 10] = b"\xff" * 10
         path.write_bytes(bytes(data))
     source = ParquetSource(files)
-    with patch.object(columnar, "available_cores", lambda: 4):
+    with patch.multiple(columnar, available_cores=lambda: 4, _LEAST_BUDGET=0):
         source.fit_budget(1 << 20)
     found: list[tuple[str, int | None] | int] = []
     while True:
@@ -373,7 +376,7 @@ def test_a_next_file_that_changes_after_it_was_begun_is_refused(tmp_path: Path) 
     for path in files:
         pq.write_table(pa.table({"n": range(60_000)}), path, use_dictionary=False)
     source = ParquetSource(files)
-    with patch.object(columnar, "available_cores", lambda: 2):
+    with patch.multiple(columnar, available_cores=lambda: 2, _LEAST_BUDGET=0):
         source.fit_budget(1 << 20)
     assert source.next_block(1 << 14) is not None
     source.reset()
@@ -408,7 +411,10 @@ def test_rows_of_a_file_that_took_the_place_of_another_are_not_delivered(tmp_pat
         numbers = pa.table({"n": range(first, first + rows)})
         pq.write_table(numbers, place, row_group_size=20_000, use_dictionary=False, compression="none")
     source, read = ParquetSource(path), ParquetReader.next
-    with patch.object(columnar, "available_cores", lambda: 2), patch.object(columnar, "_PiecesAhead", _LatePieces):
+    with (
+        patch.multiple(columnar, available_cores=lambda: 2, _LEAST_BUDGET=0),
+        patch.object(columnar, "_PiecesAhead", _LatePieces),
+    ):
         source.fit_budget(1 << 20)
 
     def replacing(reader: ParquetReader, max_rows: int) -> pa.RecordBatch | None:
@@ -427,7 +433,10 @@ def test_rows_of_a_file_that_took_the_place_of_another_are_not_delivered(tmp_pat
 def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
     path = damaged(tmp_path / "a.parquet", 2)
     rejected = 0
-    with patch.object(columnar, "available_cores", lambda: 4), patch.object(columnar, "_PiecesAhead") as begun:
+    with (
+        patch.multiple(columnar, available_cores=lambda: 4, _LEAST_BUDGET=0),
+        patch.object(columnar, "_PiecesAhead") as begun,
+    ):
         source = ParquetSource(path)
         source.fit_budget(1 << 26)
         while (block := source.next_block(1 << 20)) is not None:
@@ -442,16 +451,19 @@ def test_only_what_is_read_on_is_decoded_ahead(tmp_path: Path) -> None:
     assert not begun.called
 
 
-def test_a_budget_of_some_bytes_decodes_ahead_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("budget", [8, (256 << 20) - 1])
+def test_a_small_budget_decodes_nothing_ahead(tmp_path: Path, budget: int) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet", row_group_size=10)
     source = ParquetSource(tmp_path / "a.parquet")
-    with patch.object(columnar, "available_cores", lambda: 4):
-        source.fit_budget(8)
-    rows = 0
-    while (block := source.next_block(1)) is not None:
-        rows += source.decode(block).batch.num_rows
+    with patch.object(columnar, "available_cores", lambda: 4), patch.object(columnar, "_PiecesAhead") as begun:
+        source.fit_budget(budget)
+        source._whole_bytes = 0
+        rows = 0
+        while (block := source.next_block(1)) is not None:
+            rows += source.decode(block).batch.num_rows
     source.close()
     assert rows == TABLE.num_rows
+    assert not begun.called
 
 
 @pytest.mark.parametrize("budget", ["8 KiB", "64 MiB"], ids=["in pieces", "as a whole"])
