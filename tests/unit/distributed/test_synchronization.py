@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import penstock.distributed
 import penstock.distributed.synchronization as module
 from penstock.distributed import (
     DirectoryRendezvous,
@@ -290,8 +291,9 @@ def test_a_broken_rendezvous_says_so() -> None:
 
 
 def test_without_torch_there_is_no_rendezvous_to_find() -> None:
-    with pytest.raises(ConfigError, match="rendezvous=DirectoryRendezvous"):
+    with pytest.raises(ConfigError, match=r"rendezvous=penstock\.distributed\.DirectoryRendezvous"):
         find_rendezvous()
+    assert penstock.distributed.DirectoryRendezvous is DirectoryRendezvous, "as the message names it"
 
 
 STATE = {"version": 1, "plan": "abc", "step": 12, "sources": {"web": {"epoch": 0}}}
