@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from penstock.fsqueue.queue import how_to_purge
 from penstock.fsqueue.split_reader import Delivered, SplitFiles
 
 logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
 
 
 @dataclass(slots=True)
@@ -87,6 +90,7 @@ class ClaimingReader:
 
     def load(self, state: Mapping[str, Any], *, same_queue: bool = True) -> None:
         self.close()
+        self._wait_for_files_of(state)
         positions: dict[int, int] = dict(state["held"])
         finished = set(state["finished"])
         held: dict[int, ClaimedFile] = {}
@@ -137,6 +141,22 @@ class ClaimingReader:
         self._resumed.clear()
         self._finished.clear()
         self._ready.clear()
+
+    def _wait_for_files_of(self, state: Mapping[str, Any]) -> None:
+        """Wait until files that a state has begun or finished are free, if a member that may be dead has claimed them.
+
+        That happens when a run that had resumed from this state was killed, too: its claims become ours again, from the
+        position of the state, and finished files are not read again. A member that is seen alive keeps its claims.
+        """
+        begun = {*state["finished"], *(number for number, _ in state["held"])}
+        beats: dict[str, int | None] = {}
+        while True:
+            self._member.reap_if_due()
+            files = [file for file in self._directory.files() if file.number in begun]
+            owners = {file.owner for file in files if file.owner is not None} - {state["member"]}
+            if not self.split.any_silent(owners, beats):
+                return
+            time.sleep(_POLL_SECONDS)
 
     def _take(self) -> ClaimedFile | None:
         if self._resumed:

@@ -170,8 +170,6 @@ class QueueSource(Source):
         opened = self._open()
         same_queue = check_queue_state(state, opened.queue, self.order)
         with opened.queue.guarded():
-            if self.order == "any":
-                opened.wait_for_files_of(state["reader"])
             opened.reader.load(state["reader"], same_queue=same_queue)
         self._row = state["row"]
         self._batch = None if state["batch"] is None else (state["batch"][0], state["batch"][1])
@@ -350,22 +348,6 @@ class _SplitInput:
             return bool(state["finished"])
         before, self._file = self._file, state["position"] // self.queue.description.batches_per_file
         return before != self._file
-
-    def wait_for_files_of(self, state: State) -> None:
-        """Wait until files that a state has begun or finished are free, if a member that may be dead has claimed them.
-
-        That happens when a run that had resumed from this state was killed, too: its claims become ours again, from the
-        row of the state, and finished files are not read again. A member that is seen alive keeps its claims.
-        """
-        begun = {*state["finished"], *(number for number, _ in state["held"])}
-        beats: dict[str, int | None] = {}
-        while True:
-            self.member.reap_if_due()
-            files = [file for file in self.split.directory.files() if file.number in begun]
-            owners = {file.owner for file in files if file.owner is not None} - {state["member"]}
-            if not self.split.any_silent(owners, beats):
-                return
-            time.sleep(_LONG_POLL)
 
     def close(self) -> None:
         try:

@@ -218,7 +218,7 @@ def test_files_of_a_state_that_others_took_over_are_lost_and_said_to_be(
     state = first.state_dict()
     taken_for_dead(first)
     crashed(first)
-    with consumer(path) as other:
+    with consumer(path, lease_seconds=2.0) as other:  # seen alive at its next heartbeat
         assert take(other, 1) == [0]
         with consumer(path) as second:
             second.load_state_dict(state)
@@ -226,6 +226,23 @@ def test_files_of_a_state_that_others_took_over_are_lost_and_said_to_be(
             assert second.counts().lost == 1
             assert "[0]" in caplog.text
         assert ks(other) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("taken", [1, 4, 6])
+def test_a_state_holds_after_a_second_consumer_from_it_has_died_too(tmp_path: Path, taken: int) -> None:
+    path = fill(tmp_path / "q", 12)
+    options: dict[str, Any] = {"acknowledge": "committed", "lease_seconds": 0.5}
+    first, second = consumer(path, **options), consumer(path, **options)
+    begun = take(first, taken)
+    state = first.state_dict()
+    crashed(first)
+    second.load_state_dict(state)
+    take(second, 1)
+    crashed(second)
+    with consumer(path, **options) as third:
+        third.load_state_dict(state)
+        assert begun + ks(third) == list(range(12))
+        assert third.counts().lost == 0
 
 
 def test_a_file_whose_batches_were_all_delivered_is_passed_over(tmp_path: Path) -> None:
