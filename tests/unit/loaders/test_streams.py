@@ -27,7 +27,7 @@ from penstock.distributed.synchronization import merge_states
 from penstock.errors import ConfigError, DataError, PenstockError, ResumeError, StageError
 from penstock.files.states import with_checksum
 from penstock.loaders.source import Sampling
-from penstock.loaders.streamed import processes
+from penstock.loaders.streamed import processes, windows
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.loaders.streamed.windows import StreamCursor, WindowStart
 from penstock.memory import MemoryBudget
@@ -498,6 +498,43 @@ def test_a_row_that_a_transform_refuses_is_named_too(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=rf"0\.jsonl.*byte {offset}"):
         steps_from(reader, reader.start())
     reader.close()
+
+
+LINES = st.one_of(
+    st.text("abc", min_size=1, max_size=9).map(lambda text: json.dumps({"text": text})),
+    st.integers(0, 9).map(lambda number: json.dumps({"text": "with more", "n": number})),
+    st.sampled_from(
+        ['{"text": null}', '{"text": ""}', '{"n": "a"}', '{"text": 7}', "{", '{"text": "other", "n": "a"}']
+    ),
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(files=st.lists(st.lists(LINES, min_size=1, max_size=25), min_size=1, max_size=3), raising=st.booleans())
+def test_rows_of_several_blocks_are_transformed_together_as_they_are_alone(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[str]], raising: bool
+) -> None:
+    folder = tmp_path_factory.mktemp("lines")
+    for number, lines in enumerate(files):
+        (folder / f"{number}.jsonl").write_text("\n".join(lines) + "\n")
+    found = []
+    for nbytes in (0, 1 << 20):
+        quarantine = folder / f"bad-{nbytes}.jsonl"
+        options: dict[str, Any] = {} if raising else {"on_error": "quarantine", "quarantine": quarantine}
+        reader = reader_of(sorted(folder.glob("[0-9].jsonl")), streams=1, shuffle_window=16, global_batch=1, **options)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(windows, "_TOGETHER_BYTES", nbytes)
+            try:
+                steps, error = steps_from(reader, reader.start()), ""
+            except PenstockError as raised:
+                steps, error = [], str(raised)
+        reader.close()
+        bad = quarantine.read_text() if quarantine.exists() else ""
+        found.append((steps, error, bad, reader.counts.readings()))
+    (alone, *others), (together, *same_others) = found
+    assert len(alone) == len(together)
+    assert all(same(one, other) for one, other in zip(alone, together))
+    assert others == same_others
 
 
 @pytest.mark.parametrize("on_error", ["skip", "quarantine"])

@@ -32,6 +32,8 @@ from penstock.sources.splits import SplitReader, SplitRows, open_split
 log = logging.getLogger(__name__)
 
 _FIRST_SHARE = 64
+_TOGETHER_BYTES = 1 << 20
+"""Input that is transformed together: the blocks of a small input are far smaller, and each call has a cost."""
 _DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
 _VALUES = {digit: value for value, digit in enumerate(_DIGITS)}
 _MORE = 32
@@ -180,7 +182,8 @@ class WindowBuilder:
         counts = WindowCounts(0)
         unread: list[Rejected] = []
         failed: list[Rejected] = []
-        block, at, read = start.block, start.at, 0
+        waiting: list[_InputRows] = []
+        block, at, read, waiting_bytes = start.block, start.at, 0, 0
         while most_rows > 0 and most_bytes > 0 and block < len(sequence.blocks):
             number = int(sequence.blocks[block])
             reader = split.reader(self.catalog, number, at)
@@ -188,6 +191,7 @@ class WindowBuilder:
                 cut = reader.cut(most_rows, most_bytes)
             except DataError as error:
                 if self.on_error == "raise":
+                    self._add(waiting, parts, counts, failed)  # an earlier row may be the first that is bad
                     raise
                 kind = reader.skip_bad()
                 at = reader.at
@@ -200,14 +204,22 @@ class WindowBuilder:
                 continue
             most_rows, most_bytes, at = most_rows - cut.records, most_bytes - cut.nbytes, reader.at
             rows = reader.decode(cut)
+            nbytes = cut.nbytes
             del cut  # from here on the window is made of tokens: neither its bytes nor its text are there as a whole
             if rows.rejected and self.on_error == "raise":
+                self._add(waiting, parts, counts, failed)
                 bad = rows.rejected[0]
                 raise DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
             unread += rows.rejected
             read += rows.batch.num_rows
-            if rows.batch.num_rows:
-                self._add(_InputRows(self.catalog, number, rows), parts, counts, failed)
+            if not rows.batch.num_rows:
+                continue
+            if waiting_bytes + nbytes > _TOGETHER_BYTES or (waiting and waiting[0].schema != rows.batch.schema):
+                self._add(waiting, parts, counts, failed)
+                waiting, waiting_bytes = [], 0
+            waiting.append(_InputRows.of_block(self.catalog, number, rows))
+            waiting_bytes += nbytes
+        self._add(waiting, parts, counts, failed)
         made = TokenRows.concat(parts)
         parts.clear()
         if self.shuffle and made.rows > 1:
@@ -216,8 +228,13 @@ class WindowBuilder:
         counts = replace(counts, read=read, rejected=(*unread, *failed))
         return RowWindow(made, WindowStart(block, at, start.number + 1), counts)
 
-    def _add(self, rows: _InputRows, parts: list[TokenRows], counts: WindowCounts, failed: list[Rejected]) -> None:
+    def _add(
+        self, waiting: list[_InputRows], parts: list[TokenRows], counts: WindowCounts, failed: list[Rejected]
+    ) -> None:
         """Tokens of some rows."""
+        if not waiting:
+            return
+        rows = _InputRows.concat(waiting)
         batch = rows.batch()
         ran = self._transform(batch)
         for dropped, changed in ran.counts.values():
@@ -252,8 +269,8 @@ class WindowBuilder:
     def _tokens(self, batch: pa.RecordBatch, rows: _InputRows) -> TokenRows:
         numbers = numbers_of(batch.column(ROW))
         mask = None if self.mask is None else batch.column(self.mask)
-        blocks = np.full(len(numbers), rows.block, np.int64)
-        return TokenRows.of(_plain(batch.column(self.tokens)), _plain(mask), blocks, rows.places[numbers])
+        columns = _plain(batch.column(self.tokens)), _plain(mask)
+        return TokenRows.of(*columns, rows.blocks[numbers], rows.places[numbers])
 
 
 class OpenSplit:
@@ -281,19 +298,39 @@ class OpenSplit:
             self._open = None
 
 
+@dataclass(frozen=True, slots=True)
 class _InputRows:
-    """Rows of one block, numbered in order."""
+    """Rows of some blocks, numbered in order."""
 
-    def __init__(self, catalog: Catalog, block: int, rows: SplitRows) -> None:
-        self._catalog, self.block, self._batch, self.places = catalog, block, rows.batch, rows.places
+    catalog: Catalog
+    rows: pa.RecordBatch
+    blocks: npt.NDArray[np.int64]
+    places: npt.NDArray[np.int64]
+
+    @classmethod
+    def of_block(cls, catalog: Catalog, block: int, rows: SplitRows) -> _InputRows:
+        return cls(catalog, rows.batch, np.full(rows.batch.num_rows, block, np.int64), rows.places)
+
+    @classmethod
+    def concat(cls, parts: Sequence[_InputRows]) -> _InputRows:
+        """Rows of one schema together."""
+        if len(parts) == 1:
+            return parts[0]
+        rows = pa.concat_batches([part.rows for part in parts])
+        blocks, places = ([getattr(part, name) for part in parts] for name in ("blocks", "places"))
+        return cls(parts[0].catalog, rows, np.concatenate(blocks), np.concatenate(places))
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.rows.schema
 
     def batch(self) -> pa.RecordBatch:
         """The rows with their numbers as a column."""
-        return self._batch.append_column(ROW, arrow_of(np.arange(self._batch.num_rows)))
+        return self.rows.append_column(ROW, arrow_of(np.arange(self.rows.num_rows)))
 
     def located(self, number: int) -> tuple[str, int | None, int | None]:
         """File, row and offset of a row, as far as they are known."""
-        return self._catalog.located(self.block, int(self.places[number]))
+        return self.catalog.located(int(self.blocks[number]), int(self.places[number]))
 
 
 def _plain(column: Any) -> Any:

@@ -58,10 +58,10 @@ class Groups:
         ids = _ids(groups)
         _check_count(len(ids), rows)
         if ids.null_count:
-            row = int(np.argmax(np.asarray(ids.is_null())))
+            row = int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False)))
             raise DataError(f"row {row} has no group id; give one for each row", row=row)
         encoded = ids.dictionary_encode()
-        index, names = np.asarray(encoded.indices).astype(np.int64), encoded.dictionary
+        index, names = encoded.indices.to_numpy().astype(np.int64), encoded.dictionary  # np.asarray stops torch.compile
         size_or_none = _size(index, len(names))
         if size_or_none:
             return cls(arrays, rows, len(names), size_or_none, index, names=names)
