@@ -228,19 +228,36 @@ class ArrayWorker:
 class ArrayWorkers:
     """Several processes with the same service, each with a thread that talks to it.
 
-    Work with the same key goes to the same process, one after the other.
+    Work with the same key goes to the same process, as long as no processes are added. Used by one thread.
     """
 
     def __init__(self, service: ArrayService, count: int) -> None:
-        self._workers = [ArrayWorker(service) for _ in range(count)]
-        self._threads = [ThreadPoolExecutor(1, thread_name_prefix="penstock-worker") for _ in range(count)]
+        self._service = service
+        self._workers: list[ArrayWorker] = []
+        self._threads: list[ThreadPoolExecutor] = []
+        self._starting: list[ArrayWorker] = []
+        for _ in range(count):
+            self._join(ArrayWorker(service))
 
     def __len__(self) -> int:
         return len(self._workers)
 
+    @property
+    def starting(self) -> int:
+        """Processes that were added and take no work yet."""
+        self._join_ready()
+        return len(self._starting)
+
     def start(self) -> None:
         """Start all processes, without waiting until they are ready."""
         for worker in self._workers:
+            worker.start()
+
+    def add(self, count: int) -> None:
+        """Start more processes, which take work as soon as they are ready."""
+        for _ in range(count):
+            worker = ArrayWorker(self._service)
+            self._starting.append(worker)
             worker.start()
 
     def submit(
@@ -255,15 +272,25 @@ class ArrayWorkers:
         A process that dies is replaced, and gets the same request; one that kills three raises what `explain` makes of
         the reason.
         """
+        self._join_ready()
         number = key % len(self._workers)
         return self._threads[number].submit(_ask, self._workers[number], request, use, explain)
 
     def close(self) -> None:
         """End the processes; what has begun fails."""
-        for worker in self._workers:
+        for worker in self._workers + self._starting:
             worker.close()
         for thread in self._threads:
             thread.shutdown(wait=True, cancel_futures=True)
+
+    def _join_ready(self) -> None:
+        for worker in [worker for worker in self._starting if worker.answered]:
+            self._starting.remove(worker)
+            self._join(worker)
+
+    def _join(self, worker: ArrayWorker) -> None:
+        self._workers.append(worker)
+        self._threads.append(ThreadPoolExecutor(1, thread_name_prefix="penstock-worker"))
 
 
 def _ask(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import pickle
 import random
 import signal
 import subprocess
@@ -30,6 +31,7 @@ from penstock.errors import ChangedFileError, ConfigError, DataError, StageError
 from penstock.loaders.pretrain import PretrainDataLoader
 from penstock.loaders.source import Sampling
 from penstock.loaders.streamed import processes, workers
+from penstock.loaders.streamed.processes import Demand, ProcessCount
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.loaders.streamed.sampled_windows import ThreadWindows
 from penstock.loaders.streamed.steps import StepMaker
@@ -346,7 +348,7 @@ def test_a_jump_while_processes_start_makes_no_steps_between(
 ) -> None:
     monkeypatch.setattr(processes, "ArrayWorker", LoopbackWorker)
     with reader_of(corpus, "thread") as threads, reader_of(corpus, "thread") as reader:
-        steps = processes.ProcessSteps(reader.spec, reader._budget, 1)
+        steps = processes.ProcessSteps(reader.spec, reader._budget, ProcessCount(1, 1))
         grows = workers.ThreadsThenProcesses(
             StepMaker(threads.spec, ThreadWindows(threads.spec.filler, threads._budget, 1), threads._budget),
             lambda: steps,
@@ -381,16 +383,77 @@ def test_the_choice_of_workers_says_why() -> None:
     few, many = choose_workers(StreamOptions(), 2, 1), choose_workers(StreamOptions(), 64, 8)
     assert (few.worker_type, few.count) == ("thread", None)
     assert "2 cores" in str(few)
-    assert (many.worker_type, many.count) == ("auto", 4)
-    assert "8 cores" in str(many)
+    assert (many.worker_type, many.processes) == ("auto", ProcessCount(4, 6))
+    assert str(many).startswith("threads at first, then 4 to 6 processes (there are 8 cores")
+    given = choose_workers(StreamOptions(workers=3, worker_type="process"), 64, 1)
+    assert given.processes == ProcessCount(3, 3)
+    assert str(given).startswith("3 processes")
     assert choose_workers(StreamOptions(), 64, 32).worker_type == "thread"
-    assert choose_workers(StreamOptions(workers="process"), 2, 1) == WorkerChoice("process", 1, "worker_type='process'")
+    assert choose_workers(StreamOptions(workers="process"), 2, 1) == WorkerChoice(
+        "process", 1, "worker_type='process'", 1
+    )
     assert str(choose_workers(StreamOptions(workers=3, worker_type="thread"), 64, 1)).startswith("3 threads")
     for wrong in ({"workers": 0}, {"workers": "fork"}, {"worker_type": "fork"}):
         with pytest.raises(ConfigError, match=next(iter(wrong))):
             StreamOptions(**wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="contradict"):
         StreamOptions(workers="thread", worker_type="process")
+
+
+def test_more_processes_start_if_the_trainer_waits_and_assembling_is_not_the_limit() -> None:
+    now, worked, waited, asked = 0.0, 0.0, 0.0, []
+    demand = Demand(lambda: now, lambda: worked)
+
+    def passes(*, waits: float, assembles: float, intervals: int = 6) -> int:
+        nonlocal now, worked, waited
+        asked.clear()
+        for _ in range(10 * intervals):
+            now, worked, waited = now + 0.11, worked + 0.11 * assembles, waited + 0.11 * waits
+            asked.append(demand.wants_more(waited))
+        return sum(asked)
+
+    assert passes(waits=0.05, assembles=0.5) == 0
+    assert passes(waits=0.9, assembles=0.95) == 0
+    assert passes(waits=0.9, assembles=0.5, intervals=1) == 0  # one slow second is no reason
+    assert passes(waits=0.0, assembles=0.1) == 0
+    assert passes(waits=0.9, assembles=0.5) in (2, 3)
+    waited = 0.0  # another trainer asks
+    assert passes(waits=0.5, assembles=0.1) in (2, 3)
+
+
+class Eager:
+    """Demand for more processes at every step."""
+
+    def wants_more(self, waited: float) -> bool:
+        return True
+
+
+def test_processes_that_join_later_change_nothing(
+    corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with reader_of(corpus, "thread") as threads:
+        spec = threads.spec
+        service = processes.StepService(spec, ProcessCount(1, 3))
+        service._demand = Eager()  # type: ignore[assignment]
+        position, counts = StreamPosition(), []
+        found: list[StreamStep] = []
+        while len(found) < len(whole):
+            service.answer(pickle.dumps(position))
+            maker = service._opened()
+            windows = service._windows
+            assert windows is not None
+            if len(found) in (4, 8):
+                wait_for(lambda added=windows._workers: not added.starting)
+            made = maker.make(position)
+            windows.grow()
+            counts.append(windows.count)
+            position = made.following if made.has_data else threads.next_epoch(position)
+            if made.has_data:
+                assert made.compact is not None
+                found.append(StreamStep(made.compact, made.metadata, made.following, made.tokens))
+        assert (counts[0], max(counts)) == (1, 3)
+        service.close()
+    assert all(same(one, other) for one, other in zip(found, whole))
 
 
 LOOP = """

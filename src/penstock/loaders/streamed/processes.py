@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import logging
 import pickle
+import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,10 @@ _LEAST_IN_ROTATION = 3
 """Slots that a consumer which keeps batches leaves to the process."""
 _LEAST_AHEAD, _SHARE = 2, 8
 """Batches made ahead: at least so many, and as many as an eighth of the budget holds."""
+_INTERVAL_SECONDS, _INTERVALS = 1.0, 2
+"""More processes start after so many intervals in a row in which the trainer waited."""
+_WAITING_SHARE, _ASSEMBLING_SHARE = 0.1, 0.8
+"""Shares of an interval: the trainer waits from the first on, and from the second on the assembling is the limit."""
 
 
 class WindowService:
@@ -78,18 +84,61 @@ class WindowService:
         self._splits = {}
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessCount:
+    """Processes that make windows: at first, and at most, if the trainer waits for its batches."""
+
+    first: int
+    most: int
+
+
+class Demand:
+    """Tells when more processes are worth it: the trainer waits, and not for the thread that assembles batches."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, cpu: Callable[[], float] = time.thread_time
+    ) -> None:
+        self._clock, self._cpu = clock, cpu
+        self._seen: tuple[float, float, float] | None = None
+        self._intervals = 0
+
+    def wants_more(self, waited: float) -> bool:
+        """After a wait of so many seconds altogether: True if the last intervals were spent with too much of it."""
+        now, worked = self._clock(), self._cpu()
+        if self._seen is None or waited < self._seen[1]:
+            self._seen = now, waited, worked
+        since, waited_before, worked_before = self._seen
+        if now - since < _INTERVAL_SECONDS:
+            return False
+        waits = waited - waited_before > _WAITING_SHARE * (now - since)
+        assembles = worked - worked_before > _ASSEMBLING_SHARE * (now - since)
+        self._seen = now, waited, worked
+        self._intervals = self._intervals + 1 if waits and not assembles else 0
+        if self._intervals < _INTERVALS:
+            return False
+        self._intervals = 0
+        return True
+
+
 class ProcessWindows:
     """Windows made by processes. All windows of a stream come from one, which keeps its file open."""
 
-    def __init__(self, spec: StreamSpec, budget: MemoryBudget, count: int) -> None:
-        self._spec, self._budget = spec, budget
+    def __init__(self, spec: StreamSpec, budget: MemoryBudget, count: ProcessCount) -> None:
+        self._spec, self._budget, self._most = spec, budget, count.most
         # Each process has caches of its own, which share the budget.
-        self._workers = ArrayWorkers(WindowService(replace(spec, memory=max(1, spec.memory // count))), count)
+        service = WindowService(replace(spec, memory=max(1, spec.memory // count.most)))
+        self._workers = ArrayWorkers(service, count.first)
         self._workers.start()
 
     @property
     def count(self) -> int:
         return len(self._workers)
+
+    def grow(self) -> None:
+        """Start as many processes again, up to the most, unless some are starting."""
+        count = self.count
+        if not self._workers.starting and count < self._most:
+            self._workers.add(min(count, self._most - count))
 
     def submit(
         self, sequence: BlockSequence, source: WindowInput | StreamCursor, split: OpenSplit, by: object
@@ -126,13 +175,15 @@ class ProcessWindows:
 class StepService:
     """Process that assembles batches; other processes make their windows."""
 
-    def __init__(self, spec: StreamSpec, workers: int) -> None:
-        self._spec, self._workers = spec, workers
+    def __init__(self, spec: StreamSpec, count: ProcessCount) -> None:
+        self._spec, self._count = spec, count
+        self._windows: ProcessWindows | None = None
+        self._demand = Demand()
         self._position: StreamPosition | None = None
         self._maker: StepMaker | None = None
 
     def answer(self, request: bytes) -> Answer:
-        """Go to a position, or make the next step with so many bytes of memory."""
+        """Go to a position; or make the next step, with so much memory, for a trainer that waited so long."""
         wanted = pickle.loads(request)  # noqa: S301 - written by the parent process
         if isinstance(wanted, StreamPosition):
             self._position = wanted
@@ -141,7 +192,10 @@ class StepService:
             return Answer({"over": True})
         position, self._position = self._position, None
         maker = self._opened()
-        maker.budget.shrink_to(wanted)
+        memory, waited = wanted
+        maker.budget.shrink_to(memory)
+        if self._windows is not None and self._demand.wants_more(waited):
+            self._windows.grow()
         made = maker.make(position)
         if made.has_data or self._spec.rank.world_size > 1:
             self._position = made.following
@@ -149,7 +203,7 @@ class StepService:
 
     def close(self) -> None:
         """Close the files and end the workers; the next request opens them again."""
-        maker, self._maker = self._maker, None
+        maker, self._maker, self._windows = self._maker, None, None
         if maker is not None:
             maker.close()
 
@@ -157,8 +211,8 @@ class StepService:
         if self._maker is None:
             spec, budget = self._spec, MemoryBudget(self._spec.memory)
             makers: WindowMakers
-            if self._workers > 1:
-                makers = ProcessWindows(spec, budget, self._workers)
+            if self._count.most > 1:
+                makers = self._windows = ProcessWindows(spec, budget, self._count)
             else:
                 makers = ThreadWindows(spec.filler, budget, 1)
             self._maker = StepMaker(spec, makers, budget)
@@ -191,9 +245,9 @@ class ProcessSteps:
 
     elsewhere = True
 
-    def __init__(self, spec: StreamSpec, budget: MemoryBudget, workers: int) -> None:
+    def __init__(self, spec: StreamSpec, budget: MemoryBudget, count: ProcessCount) -> None:
         self.spec, self._budget, self._holder = spec, budget, object()
-        self._worker = ArrayWorker(StepService(spec, workers), _SLOTS)
+        self._worker = ArrayWorker(StepService(spec, count), _SLOTS)
         self._position: StreamPosition | None = None
         """Position of the answer that comes next; None: the process has to be told one."""
         self._asked: deque[int | None] = deque()
@@ -203,6 +257,8 @@ class ProcessSteps:
         self._free = deque(range(_SLOTS))
         self._sizes = [0] * _SLOTS
         self._held = 0
+        self._waited = 0.0
+        """Seconds of waiting for steps."""
 
     @property
     def pid(self) -> int | None:
@@ -295,15 +351,18 @@ class ProcessSteps:
         due = len(self._asked) + len(self._received)
         if due > most // 2:
             return
-        request = pickle.dumps(room)
+        request = pickle.dumps((room, self._waited))
         slots = [self._free.pop() for _ in range(min(most - due, len(self._free)))]
         self._worker.send((slot, request) for slot in slots)
         self._asked.extend(slots)
 
     def _receive(self) -> tuple[int, Answer]:
         """The next step."""
-        while not self._received:
-            self._receive_next()
+        if not self._received:
+            began = time.monotonic()
+            while not self._received:
+                self._receive_next()
+            self._waited += time.monotonic() - began
         return self._received.popleft()
 
     def _receive_next(self) -> None:

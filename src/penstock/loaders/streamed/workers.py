@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from penstock.errors import PenstockError
-from penstock.loaders.streamed.processes import ProcessSteps
+from penstock.loaders.streamed.processes import ProcessCount, ProcessSteps
 from penstock.loaders.streamed.sampled_windows import ThreadWindows, making
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
@@ -18,7 +18,7 @@ from penstock.memory import MemoryBudget
 from penstock.pipeline.cores import available_cores
 
 log = logging.getLogger(__name__)
-_MOST_PROCESSES = 4
+_FIRST_PROCESSES = 4
 _MOST_THREADS = 2
 _FEW_CORES = 2
 _THREAD_SECONDS = 2.0
@@ -34,9 +34,18 @@ class WorkerChoice:
     count: int | None
     """None: up to two threads; more would wait for each other's turn in the interpreter."""
     reason: str
+    most: int | None = None
+    """Most processes, if the trainer waits for its batches."""
+
+    @property
+    def processes(self) -> ProcessCount:
+        """Processes that make windows."""
+        first = self.count or 1
+        return ProcessCount(first, max(first, self.most or 1))
 
     def __str__(self) -> str:
         number = "" if self.count is None else f"{self.count} "
+        number = f"{self.count} to {self.most} " if self.most and self.count != self.most else number
         kind = "thread" if self.worker_type == "thread" else "process"
         plural = kind if self.count == 1 else {"thread": "threads", "process": "processes"}[kind]
         first = "threads at first, then " if self.worker_type == "auto" else ""
@@ -57,11 +66,12 @@ def choose_workers(
         return WorkerChoice("thread", given, stays)
     ranks = ranks or max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
     cores = max(1, (cores or available_cores()) // ranks)
-    processes = given or max(1, min(_MOST_PROCESSES, cores - _FEW_CORES))
+    most = given or max(1, cores - _FEW_CORES)
+    processes = min(most, given or _FIRST_PROCESSES)
     if options.worker_type == "thread":
         return WorkerChoice("thread", given, "worker_type='thread'")
     if options.worker_type == "process":
-        return WorkerChoice("process", processes, "worker_type='process'")
+        return WorkerChoice("process", processes, "worker_type='process'", most)
     if cores <= _FEW_CORES:
         return WorkerChoice(
             "thread", given, f"there are {cores} cores for each rank, and processes pay off with more than {_FEW_CORES}"
@@ -69,19 +79,20 @@ def choose_workers(
     if os.name != "posix":
         return WorkerChoice("thread", given, "memory cannot be shared with processes on this system")
     return WorkerChoice(
-        "auto", processes, f"there are {cores} cores for each rank, so tokenizing need not slow the trainer down"
+        "auto", processes, f"there are {cores} cores for each rank, so tokenizing need not slow the trainer down", most
     )
 
 
 def open_steps(spec: StreamSpec, budget: MemoryBudget, choice: WorkerChoice) -> StreamSteps:
     """Maker of the steps of a stream."""
     if choice.worker_type == "process":
-        return ProcessSteps(spec, budget, choice.count or 1)
+        return ProcessSteps(spec, budget, choice.processes)
     local = open_step_maker(spec, budget, choice.count if choice.worker_type == "thread" else None)
     if choice.worker_type == "thread":
         return local
-    processes = choice.count or 1
-    return ThreadsThenProcesses(local, lambda: ProcessSteps(spec, budget, processes), after_seconds=_THREAD_SECONDS)
+    return ThreadsThenProcesses(
+        local, lambda: ProcessSteps(spec, budget, choice.processes), after_seconds=_THREAD_SECONDS
+    )
 
 
 def open_step_maker(spec: StreamSpec, budget: MemoryBudget, threads: int | None = None) -> StepMaker:
