@@ -14,7 +14,16 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from penstock.pipeline.array_worker import SUPERSEDING, Answer, ArrayService, describe_error, dumped, table_of, views_of
+from penstock.pipeline.array_worker import (
+    SUPERSEDING,
+    Answer,
+    ArrayService,
+    Preparing,
+    describe_error,
+    dumped,
+    table_of,
+    views_of,
+)
 from penstock.pipeline.processes import ERROR, RESULT, SETUP, SharedBytes, end_with_parent, read_frame, write_frame
 
 
@@ -57,6 +66,9 @@ def serve(frames: Frames, outward: BinaryIO, slots: list[SharedBytes]) -> None:
             except BaseException as error:  # noqa: BLE001 - whatever it is, the parent reports it
                 write_frame(outward, ERROR, f"{type(error).__name__}: {error}".encode(errors="replace"))
                 continue
+            if isinstance(service, Preparing):
+                with contextlib.suppress(Exception):
+                    service.prepare()
             write_frame(outward, RESULT, b"ready")
         elif service is not None:
             slot = int.from_bytes(payload[:4], "little")

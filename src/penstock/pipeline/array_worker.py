@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import Any, BinaryIO, Protocol, TypeVar, cast, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,13 @@ class ArrayService(Protocol):
     """Service in the other process. One thread calls it, once for each request, in order."""
 
     def answer(self, request: bytes) -> Answer: ...
+
+
+@runtime_checkable
+class Preparing(Protocol):
+    """A service that loads what its answers need before its process counts as ready. An answer tells of errors."""
+
+    def prepare(self) -> None: ...
 
 
 class WorkerDiedError(RemoteError):

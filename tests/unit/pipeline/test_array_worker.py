@@ -12,6 +12,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pytest
+from tests.waits import wait_for
 
 from penstock.errors import ConfigError, DataError
 from penstock.pipeline import array_worker
@@ -21,6 +22,7 @@ from penstock.pipeline.array_worker import (
     SUPERSEDING,
     Answer,
     ArrayWorker,
+    ArrayWorkers,
     describe_error,
     on_release,
     raise_error,
@@ -38,6 +40,32 @@ class Doubled:
         if count < 0:
             raise DataError("cannot be negative", file="numbers", row=count)
         return Answer({"count": count}, {"once": np.arange(count), "twice": np.arange(count, dtype=np.int32) * 2})
+
+
+class Prepared(Doubled):
+    """Loads something before it answers, which fails."""
+
+    def __init__(self) -> None:
+        self.loaded = 0
+
+    def prepare(self) -> None:
+        self.loaded += 1
+        raise DataError("an answer tells of it")
+
+    def answer(self, request: bytes) -> Answer:
+        return Answer({"loaded": self.loaded})
+
+
+def test_a_service_loads_what_it_needs_before_it_is_ready() -> None:
+    workers = ArrayWorkers(Prepared(), 1)
+    try:
+        workers.add(1)
+        wait_for(lambda: not workers.starting)
+        assert len(workers) == 2
+        found = [workers.submit(key, b"", lambda answer: answer.notes["loaded"]).result() for key in (0, 1)]
+    finally:
+        workers.close()
+    assert found == [1, 1]
 
 
 @pytest.mark.parametrize("shared", [True, False])

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from penstock.batching.collate import CompactBatch
 from penstock.errors import StageError
@@ -48,7 +49,7 @@ from penstock.pipeline.array_worker import (
 from penstock.sources.inputs import shown_input
 
 log = logging.getLogger(__name__)
-_SLOTS = 10
+_SLOTS = 20
 _METADATA = "@"
 """Beginning of the names of arrays that are metadata."""
 _LEAST_IN_ROTATION = 3
@@ -68,6 +69,12 @@ class WindowService:
         self._spec = spec
         self._sequences: tuple[int, list[BlockSequence]] = (-1, [])
         self._splits: dict[int, OpenSplit] = {}
+
+    def prepare(self) -> None:
+        """Open the input, and have the tokenizer encode something: what it needs is loaded then."""
+        _ = self._spec.filler
+        if (recipe := self._spec.recipe) is not None:
+            recipe.load_tokenizer().encode(pa.array(["a"]))
 
     def answer(self, request: bytes) -> Answer:
         epoch, stream, source = pickle.loads(request)  # noqa: S301 - written by the parent process
@@ -349,10 +356,12 @@ class ProcessSteps:
         room = max(1, self._budget.limit - self._budget.used + self._held)
         most = max(_LEAST_AHEAD, min(_SLOTS, room // _SHARE // max(*self._sizes, 1)))
         due = len(self._asked) + len(self._received)
-        if due > most // 2:
+        count = min(most - due, len(self._free))
+        # A message wakes the process, which costs the trainer more than all else that it does for a step.
+        if due > most // 2 or (count < most // 4 and due >= _LEAST_AHEAD) or not count:
             return
         request = pickle.dumps((room, self._waited))
-        slots = [self._free.pop() for _ in range(min(most - due, len(self._free)))]
+        slots = [self._free.pop() for _ in range(count)]
         self._worker.send((slot, request) for slot in slots)
         self._asked.extend(slots)
 
