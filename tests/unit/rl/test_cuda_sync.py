@@ -379,6 +379,22 @@ def test_torch_compiles_it_as_one_graph(name: str, expected: dict[str, Any]) -> 
     compare(compiled(arrays("cpu")), expected[name])
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=cuda)])
+@pytest.mark.parametrize("kind", ["shuffled", "unequal", "consecutive", "text"])
+def test_ids_in_main_memory_are_numbered_outside_of_a_compiled_program(kind: str, device: str) -> None:
+    torch._dynamo.reset()
+    draw = np.random.default_rng(0)
+    rewards = torch.from_numpy(draw.normal(size=64).astype(np.float32)).to(device)
+    ids: Any = {
+        "shuffled": draw.permutation(64) // 8,
+        "unequal": np.r_[draw.integers(0, 9, 46), np.repeat(np.arange(9), 2)],
+        "consecutive": np.arange(64) // 8,
+        "text": [f"group {number % 5}" for number in range(64)],
+    }[kind]
+    compiled = torch.compile(lambda: rl.grpo(rewards, ids), backend="eager")
+    assert torch.equal(compiled(), rl.grpo(rewards, ids))
+
+
 @cuda
 @every_case
 def test_the_gpu_is_not_waited_for(case: Case) -> None:

@@ -82,6 +82,10 @@ class ArrayConversions:
         """NumPy array with the same values; waits for a device."""
         return np.asarray(array)
 
+    def untraced(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of arrays in main memory, to be called as it is even in a program that is compiled."""
+        return function
+
     def give(self, array: Array) -> Array:
         """Result for the caller, in the caller's framework."""
         return array

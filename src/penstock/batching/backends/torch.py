@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +176,12 @@ class TorchConversions(ArrayConversions):
         self._zeros: dict[Any, Any] = {}
         """Zero of each type. Not kept for further calls, which may be on other streams."""
         self._exponents: Any = None
+
+    def untraced(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        if not self._traced:
+            return function
+        found: Callable[..., Any] = self.xp.compiler.disable(function)
+        return found
 
     def floats(self, values: Any, *, gradients: bool = False) -> Any:
         tensor, xp = self._tensor(values), self.xp

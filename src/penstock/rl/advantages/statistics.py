@@ -55,19 +55,10 @@ class Groups:
             return cls(arrays, rows, rows // size, size)
         if _on_device(arrays, groups):
             return cls._of_device(arrays, groups, rows)
-        ids = _ids(groups)
-        _check_count(len(ids), rows)
-        if ids.null_count:
-            row = int(np.argmax(ids.is_null().to_numpy(zero_copy_only=False)))
-            raise DataError(f"row {row} has no group id; give one for each row", row=row)
-        encoded = ids.dictionary_encode()
-        index, names = encoded.indices.to_numpy().astype(np.int64), encoded.dictionary  # np.asarray stops torch.compile
-        size_or_none = _size(index, len(names))
+        index, names, size_or_none = arrays.untraced(_numbered)(groups, rows)
         if size_or_none:
             return cls(arrays, rows, len(names), size_or_none, index, names=names)
-        first = np.empty(len(names), np.int64)
-        first[index[::-1]] = np.arange(rows)[::-1]  # the last that is written stays
-        sizes = np.bincount(index, minlength=len(names)).astype(np.float64)
+        first, sizes = arrays.untraced(_first_rows)(index, len(names))
         place, first_rows, counts = arrays.put_all(index, first, sizes)
         return cls(arrays, rows, len(names), None, index, place, first_rows, names, sizes, counts)
 
@@ -293,6 +284,25 @@ def _on_device(arrays: ArrayOperations, groups: Any) -> bool:
 def _check_count(ids: int, rows: int) -> None:
     if ids != rows:
         raise DataError(f"groups has {ids} ids for {rows} rewards; give one for each row")
+
+
+def _numbered(groups: Any, rows: int) -> tuple[npt.NDArray[np.int64], Any, int | None]:
+    """Number of the group of each row, the ids by number, and the size of groups that are consecutive and equal."""
+    ids = _ids(groups)
+    _check_count(len(ids), rows)
+    if ids.null_count:
+        row = int(np.argmax(np.asarray(ids.is_null())))
+        raise DataError(f"row {row} has no group id; give one for each row", row=row)
+    encoded = ids.dictionary_encode()
+    index = np.array(encoded.indices, np.int64)  # torch.compile wants an array that can be written to
+    return index, encoded.dictionary, _size(index, len(encoded.dictionary))
+
+
+def _first_rows(index: npt.NDArray[np.int64], count: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """First row of each group, and the number of its rows."""
+    first = np.empty(count, np.int64)
+    first[index[::-1]] = np.arange(len(index))[::-1]  # the last that is written stays
+    return first, np.bincount(index, minlength=count).astype(np.float64)
 
 
 def _ids(groups: Any) -> Any:
