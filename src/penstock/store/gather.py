@@ -36,6 +36,8 @@ _GROUP_ROWS = 8
 """Rows whose tokens are summed up together, so that a token is found without knowing where every row begins."""
 _MANY_ROWS, _MANY_GROUP_ROWS = 50_000_000, 64
 """From so many rows on, groups are larger: their sums take 8 bytes for each group."""
+_STRETCH_TOKENS = 1 << 15
+"""Tokens of rows of one length that are copied by one operation."""
 _SHORT_TOKENS = 48
 """Parts of fewer tokens on average are copied token by token, longer ones slice by slice."""
 _MOST_MAPPED = 1 << 15
@@ -171,6 +173,11 @@ class TokenTable:
             return
         if len(lengths) > 1:
             places, lengths, at = _joined(places, lengths, at)
+        if (rows := _whole_rows(lengths, out, at)) is not None:
+            stretches, step = stretches_of(self.dtype, rows.shape[1]), max(1, _STRETCH_TOKENS // rows.shape[1])
+            for start in range(0, len(rows), step):  # what is copied twice stays in the cache of the core
+                rows[start : start + step] = stretches[places[start : start + step]]
+            return
         for place, length, target in zip(places.tolist(), lengths.tolist(), at.tolist()):
             out[target : target + length] = numbers[place : place + length]
 
@@ -563,6 +570,15 @@ class _Flat:
             raise ValueError("the offsets of rows lie outside the values")
         if self._lengths is not None and (self._lengths[first : first + len(sizes)] != sizes).any():
             raise ValueError("rows do not have the lengths of the index")
+
+
+def _whole_rows(lengths: Ints, out: npt.NDArray[Any], at: Ints) -> npt.NDArray[Any] | None:
+    """The parts in `out` as rows, if they have one length and follow one another."""
+    length = int(lengths[0]) if len(lengths) > 1 else 0
+    if not 0 < length <= LONGEST_STRETCH or (lengths != length).any() or (np.diff(at) != length).any():
+        return None
+    first = int(at[0])
+    return out[first : first + len(at) * length].reshape(-1, length)
 
 
 def _joined(places: Ints, lengths: Ints, at: Ints) -> tuple[Ints, Ints, Ints]:

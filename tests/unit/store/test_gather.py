@@ -55,9 +55,14 @@ def test_parts_are_copied_to_where_they_belong(stores: list[Path], data: st.Data
     assert lengths.tolist() == [len(rows[row]) for row in chosen]
     starts = np.array([data.draw(st.integers(0, int(length))) for length in lengths], np.int64)
     sizes = np.array([data.draw(st.integers(0, int(n - s))) for n, s in zip(lengths, starts)], np.int64)
-    at = np.cumsum(sizes + 2) - sizes
-    out, mask = np.full(int((sizes + 2).sum()) + 2, -1, np.int64), np.zeros(int((sizes + 2).sum()) + 2, np.bool_)
-    table.copy(chosen, starts, sizes, out, at)
+    if len(sizes) and data.draw(st.booleans()):  # rows of one length, with or without gaps between them
+        sizes[:] = sizes.min()
+    gap = data.draw(st.sampled_from([0, 2]))
+    at = np.cumsum(sizes + gap) - sizes
+    size = int((sizes + gap).sum()) + 2
+    out, mask = np.full(size, -1, np.int64), np.zeros(size, np.bool_)
+    with patch("penstock.store.gather._STRETCH_TOKENS", data.draw(st.sampled_from([1, 100, 1 << 15]))):
+        table.copy(chosen, starts, sizes, out, at)
     table.copy_mask(chosen, starts, sizes, mask, at)
     wanted, learned = np.full_like(out, -1), np.zeros_like(mask)
     for row, start, size, target in zip(chosen, starts, sizes, at):
