@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -29,10 +30,11 @@ class Samples:
     A value: never changed after it is made (not enforced, since many are made).
     """
 
-    __slots__ = ("lengths", "offsets", "rows", "single", "starts")
+    __slots__ = ("_numbers", "lengths", "offsets", "rows", "single", "starts")
 
     def __init__(self, offsets: Ints, rows: Ints, starts: Ints, lengths: Ints, single: bool = False) -> None:
         self.offsets, self.rows, self.starts, self.lengths, self.single = offsets, rows, starts, lengths, single
+        self._numbers: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -55,7 +57,9 @@ class Samples:
         """Number of the sample of each part."""
         if self.single:
             return count_up_to(len(self))
-        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        if self._numbers is None:
+            self._numbers = np.repeat(np.arange(len(self)), np.diff(self.offsets))
+        return self._numbers
 
     def slice(self, start: int, stop: int) -> Samples:
         """Samples `start` to `stop`, as views."""
@@ -65,6 +69,19 @@ class Samples:
         offsets = self.offsets[start : stop + 1]
         low, high = int(offsets[0]), int(offsets[-1])
         return Samples(offsets - low, self.rows[low:high], self.starts[low:high], self.lengths[low:high])
+
+    def slices(self, size: int) -> Iterator[Samples]:
+        """Slices of `size` samples as views, which know the numbers of their parts; no samples that fill no slice."""
+        count = len(self) // size
+        if self.single:
+            yield from (self.slice(number * size, (number + 1) * size) for number in range(count))
+            return
+        bounds = self.offsets[: count * size + 1 : size].tolist()
+        numbers = np.repeat(np.arange(count * size) % size, np.diff(self.offsets[: count * size + 1]))
+        for number, (low, high) in enumerate(pairwise(bounds)):
+            part = self.slice(number * size, (number + 1) * size)
+            part._numbers = numbers[low - bounds[0] : high - bounds[0]]
+            yield part
 
     def copy(self) -> Samples:
         """The same samples in arrays of their own: a slice keeps all that it is a view of."""

@@ -44,6 +44,19 @@ def test_slices_takes_and_filters_are_those_of_lists(
     assert list(samples.where(np.array(keep, np.bool_))) == wanted
 
 
+@given(lists, st.integers(1, 4), st.integers(0, 3))
+def test_slices_of_one_size_are_those_made_one_by_one(
+    given_lists: list[list[tuple[int, int, int]]], size: int, low: int
+) -> None:
+    samples = build(given_lists).slice(min(low, len(given_lists)), len(given_lists))
+    slices = list(samples.slices(size))
+    assert len(slices) == len(samples) // size
+    for number, part in enumerate(slices):
+        one = samples.slice(number * size, (number + 1) * size)
+        assert list(part) == list(one)
+        assert part.numbers().tolist() == one.numbers().tolist()
+
+
 @given(st.lists(lists, max_size=3))
 def test_samples_of_several_are_one_behind_the_other(several: list[list[list[tuple[int, int, int]]]]) -> None:
     assert list(Samples.concat([build(each) for each in several])) == [sample for each in several for sample in each]
