@@ -52,8 +52,8 @@ class Frames:
         return kind, payload, number < self._superseded
 
 
-def serve(frames: Frames, outward: BinaryIO, slots: list[SharedBytes]) -> None:
-    """Answer every request with arrays or an error."""
+def serve(frames: Frames, outward: BinaryIO, setup: SharedBytes | None, slots: list[SharedBytes]) -> None:
+    """Answer every request with arrays or an error. The service lies in `setup`, or comes with its message."""
     service: ArrayService | None = None
     while True:
         kind, payload, useless = frames.take()
@@ -62,7 +62,10 @@ def serve(frames: Frames, outward: BinaryIO, slots: list[SharedBytes]) -> None:
             import cloudpickle
 
             try:
+                if setup is not None:
+                    payload = setup.content(int.from_bytes(payload, "little"))
                 service = cloudpickle.loads(payload)
+                del payload
             except BaseException as error:  # noqa: BLE001 - whatever it is, the parent reports it
                 write_frame(outward, ERROR, f"{type(error).__name__}: {error}".encode(errors="replace"))
                 continue
@@ -104,11 +107,12 @@ def main() -> None:
     pa.set_cpu_count(1)
     frames = Frames(sys.stdin.buffer)
     threading.Thread(target=frames.fill, name="penstock-requests", daemon=True).start()
-    life, *slots = map(int, sys.argv[1:]) if len(sys.argv) > 1 else (None,)  # none on Windows
+    life, *shared = map(int, sys.argv[1:]) if len(sys.argv) > 1 else (None,)  # none on Windows
     if life is not None:
         end_with_parent(life)
+    setup, *slots = map(SharedBytes, shared) if shared else (None,)
     with contextlib.suppress(BrokenPipeError):
-        serve(frames, outward, [SharedBytes(descriptor) for descriptor in slots])
+        serve(frames, outward, setup, slots)
     os._exit(0)  # at an orderly end Python would wait for the thread that reads
 
 

@@ -87,6 +87,31 @@ class WorkerDiedError(RemoteError):
     """A worker process that ended by itself, or was killed."""
 
 
+class PickledService:
+    """A service in the form that other processes load.
+
+    It lies in memory that they map: a pipe takes no more than its other end has read, so that each process would start
+    only when the one before it was running.
+    """
+
+    def __init__(self, service: ArrayService) -> None:
+        self._data = _pickled(service)
+        self._memory = SharedBytes() if _CAN_SHARE else None
+        if self._memory is not None:
+            np.frombuffer(self._memory.room(len(self._data)), np.uint8)[:] = np.frombuffer(self._data, np.uint8)
+            weakref.finalize(self, self._memory.close)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What a process inherits to read it."""
+        return [] if self._memory is None else [self._memory.descriptor]
+
+    @property
+    def message(self) -> bytes:
+        """The message that tells a process of it."""
+        return self._data if self._memory is None else len(self._data).to_bytes(8, "little")
+
+
 class ArrayWorker:
     """A process with a service. Used by one thread at a time.
 
@@ -94,8 +119,8 @@ class ArrayWorker:
     slot. A service that cannot be sent, or cannot be loaded there, raises `ConfigError`.
     """
 
-    def __init__(self, service: ArrayService, slots: int = 1) -> None:
-        self._setup = _pickled(service)
+    def __init__(self, service: ArrayService | PickledService, slots: int = 1) -> None:
+        self._service = service if isinstance(service, PickledService) else PickledService(service)
         self._slots = [SharedBytes() for _ in range(slots)] if _CAN_SHARE else []
         self._close_slots = weakref.finalize(self, _close_all, self._slots)
         self._process = os.getpid()
@@ -116,7 +141,7 @@ class ArrayWorker:
             raise RemoteError("the worker process was stopped")
         if self._child is not None:
             return
-        descriptors = lifeline() + [part.descriptor for part in self._slots]
+        descriptors = lifeline() + self._service.descriptors + [part.descriptor for part in self._slots]
         # Popen neither forks with Python running nor touches CUDA: the child is exec'ed at once.
         child = subprocess.Popen(
             [sys.executable, "-m", "penstock.pipeline.array_server", *map(str, descriptors)],
@@ -128,7 +153,7 @@ class ArrayWorker:
         self._child, self._greeted, self._unread = child, False, bytearray()
         self._end = weakref.finalize(self, _end_child, child, self._process)
         with contextlib.suppress(OSError):  # a child that is gone already is noticed when its answer is read
-            write_frame(cast(BinaryIO, child.stdin), SETUP, self._setup)
+            write_frame(cast(BinaryIO, child.stdin), SETUP, self._service.message)
 
     def send(self, requests: Iterable[tuple[int, bytes]], *, supersede: bool = False) -> None:
         """Send requests, each with the slot that its answer may take, in one go.
@@ -239,12 +264,12 @@ class ArrayWorkers:
     """
 
     def __init__(self, service: ArrayService, count: int) -> None:
-        self._service = service
+        self._service = PickledService(service)
         self._workers: list[ArrayWorker] = []
         self._threads: list[ThreadPoolExecutor] = []
         self._starting: list[ArrayWorker] = []
         for _ in range(count):
-            self._join(ArrayWorker(service))
+            self._join(ArrayWorker(self._service))
 
     def __len__(self) -> int:
         return len(self._workers)

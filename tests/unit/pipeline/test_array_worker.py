@@ -7,6 +7,8 @@ import io
 import os
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -66,6 +68,30 @@ def test_a_service_loads_what_it_needs_before_it_is_ready() -> None:
     finally:
         workers.close()
     assert found == [1, 1]
+
+
+class Large(Doubled):
+    """More than a pipe takes."""
+
+    def __init__(self) -> None:
+        self.data = b"x" * (4 << 20)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="memory is shared on POSIX only")
+def test_a_process_starts_without_waiting_for_the_one_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 100\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(slow))
+    workers = ArrayWorkers(Large(), 2)
+    start = threading.Thread(target=workers.start, daemon=True)
+    start.start()
+    start.join(30)
+    waits = start.is_alive()
+    workers.close()
+    assert not waits
 
 
 @pytest.mark.parametrize("shared", [True, False])
