@@ -392,7 +392,7 @@ def test_ids_in_main_memory_are_numbered_outside_of_a_compiled_program(kind: str
         "text": [f"group {number % 5}" for number in range(64)],
     }[kind]
     compiled = torch.compile(lambda: rl.grpo(rewards, ids), backend="eager")
-    assert torch.equal(compiled(), rl.grpo(rewards, ids))
+    torch.testing.assert_close(compiled(), rl.grpo(rewards, ids))  # sums on a device have no fixed order
 
 
 @cuda

@@ -59,7 +59,7 @@ class Groups:
         if size_or_none:
             return cls(arrays, rows, len(names), size_or_none, index, names=names)
         first, sizes = arrays.untraced(_first_rows)(index, len(names))
-        place, first_rows, counts = arrays.put_all(index, first, sizes)
+        place, first_rows, counts = arrays.untraced(arrays.put_all)(index, first, sizes)
         return cls(arrays, rows, len(names), None, index, place, first_rows, names, sizes, counts)
 
     @classmethod
