@@ -373,6 +373,8 @@ class ParquetReader:
         """Pieces of a row group, with a file handle of their own: a thread may use no other's."""
         metadata, columns, rows = self._file.metadata, self._columns, self._rows_of_piece(group)
         path, checksums, pages = self._path, self._checksums, self._pages
+        # With a row group for each core, columns side by side only cost a change of threads.
+        side_by_side = self.looks_ahead is None or metadata.num_row_groups - group <= self.looks_ahead.count
 
         def decoded() -> Iterator[pa.RecordBatch]:
             if checksums is not None:
@@ -380,7 +382,7 @@ class ParquetReader:
                     _check_groups(opened, metadata, (group,), columns, checksums)
             options: Any = {"buffer_size": _READ_AHEAD_BYTES, "pre_buffer": False, "page_checksum_verification": pages}
             with pq.ParquetFile(path, metadata=metadata, **options) as file:
-                yield from file.iter_batches(rows, row_groups=[group], columns=columns)
+                yield from file.iter_batches(rows, row_groups=[group], columns=columns, use_threads=side_by_side)
 
         return decoded()
 
