@@ -11,7 +11,6 @@ import functools
 import importlib.metadata
 import importlib.util
 import logging
-import os
 import platform
 import sys
 import threading
@@ -21,11 +20,10 @@ from types import FunctionType
 from typing import Any, Generic, ParamSpec, TypeVar, cast
 
 import numpy as np
-import xxhash
 
 from penstock._forks import renewed
 from penstock._optional import require
-from penstock.files.cache import default_cache_directory
+from penstock.files.machine_code import kernel_home, source_digest
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -160,14 +158,9 @@ def _has_numba() -> bool:
 @functools.cache
 def cache_directory() -> Path:
     """Directory of the machine code of these sources, this numba and this Python; `NUMBA_CACHE_DIR` moves it."""
-    given = os.environ.get("NUMBA_CACHE_DIR")
-    home = Path(given) / "penstock" if given else default_cache_directory() / "kernels"
-    digest = xxhash.xxh3_64()
-    for file in sorted(Path(__file__).parent.rglob("*.py")):
-        digest.update(file.read_bytes())
-    versions = [sys.version, platform.machine(), importlib.metadata.version("numba")]
-    digest.update(repr(versions).encode())
-    return home / digest.hexdigest()
+    sources = sorted(Path(__file__).parent.rglob("*.py"))
+    facts = (sys.version, platform.machine(), importlib.metadata.version("numba"))
+    return kernel_home() / source_digest(sources, *facts)
 
 
 @functools.cache

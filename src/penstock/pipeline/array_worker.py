@@ -103,7 +103,7 @@ class PickledService:
 
     @property
     def descriptors(self) -> list[int]:
-        """What a process inherits to read it."""
+        """Descriptors of the memory, which a process inherits."""
         return [] if self._memory is None else [self._memory.descriptor]
 
     @property

@@ -1,0 +1,226 @@
+"""Machine code of kernels: compiled by a process of its own, once on a machine, and kept in a file; nobody waits.
+
+Importing numba takes half a second and compiling several, which is longer than most files take to read. What numba
+makes of a function that is given addresses, allocates nothing and raises nothing needs neither numba nor Python, and is
+loaded from its file in some 30 ms, by llvmlite alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from penstock._forks import renewed
+from penstock.files.atomic import AtomicFile
+from penstock.files.cache import default_cache_directory
+from penstock.files.locks import FileLock
+
+log = logging.getLogger(__name__)
+
+Functions = Mapping[str, Callable[..., int]]
+
+_FAILED = b"failed"
+_WAIT_SECONDS = 120
+"""Longest wait for another process that compiles the same."""
+_OPTIONS = {"nogil": True, "_nrt": False, "error_model": "numpy"}
+
+
+class MachineCode:
+    """Functions of a module of kernels, as soon as there is machine code of them.
+
+    The module, which only the compiling process imports, has `SIGNATURES`: by name, a function of numba and the types
+    of its arguments and its result, pointers and integers of 64 bits. The code is kept by the content of the sources
+    beside the module and by the processor.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._guard = renewed(threading.Lock())
+        self._functions: Functions | None = None
+        self._is_over = False
+        """True if nothing more is tried: the functions are loaded, or cannot be."""
+        self._is_missing = False
+        """True if there is no code yet, and nobody has asked to compile it."""
+        self._loader: threading.Thread | None = None
+        self._compiler: subprocess.Popen[bytes] | None = None
+        self._process = 0
+        self._loaded: list[Any] = []
+        """What keeps the code in memory."""
+
+    def functions(self, *, compile_missing: bool) -> Functions | None:
+        """The functions by name if they are loaded, and otherwise None: a thread begins to load them.
+
+        What is not compiled yet is compiled with `compile_missing`, by another process at a low priority. A call costs
+        nothing while there is nothing to do.
+        """
+        if not self._is_over and not self._is_busy() and (compile_missing or not self._is_missing):
+            with self._guard:
+                if not self._is_over and not self._is_busy():
+                    # Not a daemon: no thread may be in a library that is being loaded while the interpreter ends.
+                    loader = threading.Thread(target=self._load, args=(compile_missing,), name="penstock-code")
+                    self._process = os.getpid()
+                    with contextlib.suppress(RuntimeError):  # the interpreter ends
+                        loader.start()
+                        self._loader = loader
+        return self._functions
+
+    def wait(self) -> Functions | None:
+        """The functions, compiled and loaded first if need be; None where they cannot be."""
+        while not self._is_over:
+            self.functions(compile_missing=True)
+            if self._loader is not None:
+                self._loader.join()
+            if self._compiler is not None:
+                self._compiler.wait()
+        return self._functions
+
+    def _is_busy(self) -> bool:
+        if self._process != os.getpid():
+            return False  # the threads are those of the process that was forked
+        loads = self._loader is not None and self._loader.is_alive()
+        return loads or (self._compiler is not None and self._compiler.returncode is None)
+
+    def _load(self, compile_missing: bool) -> None:
+        try:
+            binding = importlib.import_module("llvmlite.binding")
+            file = code_file(self._module, binding)
+            if file.exists():
+                data = file.read_bytes()
+                self._functions = self._linked(data, binding) if data != _FAILED else None
+                self._is_over = True
+            elif importlib.util.find_spec("numba") is None or self._compiler is not None:
+                self._is_over = True
+            elif compile_missing:
+                self._compiler = _compiler(self._module)
+            else:
+                self._is_missing = True
+        except Exception as error:  # noqa: BLE001 - whatever it is, there is another way
+            log.info("no machine code of %s: %s", self._module, error)
+            self._is_over = True
+
+    def _linked(self, data: bytes, binding: Any) -> Functions:
+        size = int.from_bytes(data[:8], "little")
+        arguments: dict[str, int] = json.loads(data[8 : 8 + size])
+        machine = _target_machine(binding)
+        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+        code = binding.ObjectFileRef.from_data(data[8 + size :])
+        engine.add_object_file(code)
+        engine.finalize_object()
+        self._loaded += [engine, code, machine]
+        return {name: _function(engine.get_function_address(name), count) for name, count in arguments.items()}
+
+
+def _function(address: int, arguments: int) -> Callable[..., int]:
+    """A function as numba lays it out: the result goes to an address, and so does an exception, which there is not."""
+    kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * arguments)
+    made = kind(address)
+
+    def call(*given: int) -> int:
+        result, exception = ctypes.c_int64(), ctypes.c_void_p()
+        made(ctypes.addressof(result), ctypes.addressof(exception), *given)
+        return result.value
+
+    return call
+
+
+def compile_module(module: str) -> None:
+    """Compile the kernels of a module and keep the code, unless another process has done it meanwhile."""
+    binding = importlib.import_module("llvmlite.binding")
+    file = code_file(module, binding)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file.with_suffix(".lock"))
+    if not lock.acquire(_WAIT_SECONDS):
+        return
+    try:
+        if not file.exists():
+            try:
+                data = _compiled(module, binding)
+            except Exception:
+                log.info("numba does not compile %s", module, exc_info=True)
+                data = _FAILED  # of this numba, for these sources: nobody tries again
+            with AtomicFile(file, durable=False) as made:
+                made.file.write(data)
+    finally:
+        lock.release()
+
+
+def _compiled(module: str, binding: Any) -> bytes:
+    numba = importlib.import_module("numba")
+    arguments, whole = {}, None
+    for name, (function, signature) in importlib.import_module(module).SIGNATURES.items():
+        made = numba.njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function.py_func)
+        made.compile(signature)
+        found = made.overloads[signature.args]
+        text = found.library.get_llvm_str().replace(found.fndesc.llvm_func_name, name)
+        part = binding.parse_assembly(text)
+        if whole is None:
+            whole = part
+        else:
+            whole.link_in(part)
+        arguments[name] = len(signature.args)
+    head = json.dumps(arguments).encode()
+    return len(head).to_bytes(8, "little") + head + bytes(_target_machine(binding).emit_object(whole))
+
+
+def _target_machine(binding: Any) -> Any:
+    binding.initialize_native_target()
+    binding.initialize_native_asmprinter()
+    target = binding.Target.from_default_triple()
+    features = binding.get_host_cpu_features().flatten()
+    return target.create_target_machine(
+        cpu=binding.get_host_cpu_name(), features=features, opt=3, jit=True, codemodel="jitdefault", reloc="default"
+    )
+
+
+def code_file(module: str, binding: Any) -> Path:
+    """File of the machine code of a module's kernels on this processor."""
+    host = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    version = importlib.import_module("llvmlite").__version__
+    found = importlib.util.find_spec(module)
+    assert found is not None
+    assert found.origin is not None
+    digest = source_digest((Path(__file__), *sorted(Path(found.origin).parent.glob("*.py"))), host, version)
+    return kernel_home() / f"{module}-{digest}.code"
+
+
+def kernel_home() -> Path:
+    """Directory of machine code; `NUMBA_CACHE_DIR` moves it."""
+    given = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(given) / "penstock" if given else default_cache_directory() / "kernels"
+
+
+def source_digest(files: Iterable[Path], *facts: str) -> str:
+    """Hash of the content of sources, and of what else decides on their machine code."""
+    digest = xxhash.xxh3_64()
+    for file in files:
+        digest.update(file.read_bytes())
+    digest.update(repr(facts).encode())
+    return digest.hexdigest()
+
+
+def _compiler(module: str) -> subprocess.Popen[bytes]:
+    """The process that compiles a module."""
+    code = f"import os, sys; sys.path[:] = {sys.path!r}; getattr(os, 'nice', int)(10); "
+    code += f"from {__name__} import compile_module; compile_module({module!r})"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for those who read
+    )
+    threading.Thread(target=child.wait, name="penstock-compiler", daemon=True).start()
+    return child

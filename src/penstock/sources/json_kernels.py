@@ -1,0 +1,487 @@
+"""Kernels of JSON Lines, for numba: where the values of flat rows lie, and the values of a column.
+
+They are compiled by another process (`files.machine_code`), which alone imports this module. A kernel gets addresses,
+allocates nothing and raises nothing: bytes are examined 64 at a time, and whatever is not plain is left to Arrow's
+parser. Grammar: one object a line, without a level below; keys without escapes, of a table that the caller gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import numpy as np
+
+from penstock._optional import require
+from penstock.sources.flat_json import (
+    DONE,
+    ESCAPED,
+    FACTS,
+    FALSE,
+    FLOAT,
+    HIGH,
+    INTEGER,
+    KEY_BEGIN,
+    KEY_END,
+    NEW_KEY,
+    NULL,
+    ODD,
+    POSITION,
+    ROWS,
+    TEXT,
+    TRUE,
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+numba, ir = require("numba", "fast"), require("llvmlite.ir", "fast")
+types = numba.types
+
+_BLOCK = 64
+_byte, _word = ir.IntType(8), ir.IntType(64)
+_bytes = ir.VectorType(_byte, _BLOCK)
+_HEX = ord("a") - 10
+
+
+def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: instructions of LLVM that numba has no words for."""
+    return cast(Callable[..., Any], require("numba.extending", "fast").intrinsic(function))
+
+
+def _kernel(function: Function) -> Function:
+    return cast(Function, numba.njit(nogil=True, _nrt=False, error_model="numpy")(function))
+
+
+@_intrinsic
+def block_marks(typing: Any, data: Any, at: Any) -> Any:
+    """Bits of those of 64 bytes that end a piece of text: quotes, backslashes and control characters."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        block = _load(builder, *args)
+        quote = builder.icmp_unsigned("==", block, _all(ord('"')))
+        slash = builder.icmp_unsigned("==", block, _all(ord("\\")))
+        control = builder.icmp_unsigned("<", block, _all(0x20))
+        return builder.bitcast(builder.or_(builder.or_(quote, slash), control), _word)
+
+    return types.uint64(types.CPointer(types.uint8), types.int64), emit
+
+
+@_intrinsic
+def block_high(typing: Any, data: Any, at: Any) -> Any:
+    """Bits of those of 64 bytes that are not ASCII."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        block = _load(builder, *args)
+        return builder.bitcast(builder.icmp_unsigned(">=", block, _all(0x80)), _word)
+
+    return types.uint64(types.CPointer(types.uint8), types.int64), emit
+
+
+@_intrinsic
+def copy_block(typing: Any, target: Any, to: Any, source: Any, at: Any) -> Any:
+    """Copy 64 bytes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        place = builder.bitcast(builder.gep(args[0], [args[1]]), _bytes.as_pointer())
+        builder.store(_load(builder, args[2], args[3]), place, align=1)
+        return context.get_dummy_value()
+
+    pointer = types.CPointer(types.uint8)
+    return types.void(pointer, types.int64, pointer, types.int64), emit
+
+
+@_intrinsic
+def lowest_bit(typing: Any, bits: Any) -> Any:
+    """Number of the lowest bit that is set, of a word that is not 0."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+
+    return types.int64(types.uint64), emit
+
+
+def _load(builder: Any, data: Any, at: Any) -> Any:
+    return builder.load(builder.bitcast(builder.gep(data, [at]), _bytes.as_pointer()), align=1)
+
+
+def _all(value: int) -> Any:
+    return ir.Constant(_bytes, [ir.Constant(_byte, value)] * _BLOCK)
+
+
+@_kernel
+def _text_end(data: Any, at: Any, size: Any, state: Any) -> Any:
+    """Position of the quote that ends a text, -1 if there is none or the text is odd; notes escapes, and what is not
+    ASCII."""
+    while True:
+        if at + _BLOCK <= size:
+            marks = block_marks(data, at)
+            high = block_high(data, at)
+            if marks == 0:
+                if high != 0:
+                    state[HIGH] = 1
+                at += _BLOCK
+                continue
+            step = lowest_bit(marks)
+            if high != 0 and lowest_bit(high) < step:
+                state[HIGH] = 1
+            at += step
+        else:
+            while at < size and data[at] >= 0x20 and data[at] != 0x22 and data[at] != 0x5C:
+                if data[at] >= 0x80:
+                    state[HIGH] = 1
+                at += 1
+            if at == size:
+                return -1
+        if data[at] == 0x22:
+            return at
+        if data[at] != 0x5C:
+            return -1
+        state[FACTS] = 1
+        at = _escape_end(data, at, size)
+        if at < 0:
+            return -1
+
+
+@_kernel
+def _escape_end(data: Any, at: Any, size: Any) -> Any:
+    """Position behind an escape, -1 if it is odd: no escape of JSON, NUL, or half of a surrogate pair."""
+    if at + 1 >= size:
+        return -1
+    if data[at + 1] != 0x75:
+        return at + 2 if _escaped(data[at + 1]) != 0 else -1
+    code = _hex_code(data, at, size)
+    if code <= 0:
+        return -1
+    if code < 0xD800 or code > 0xDFFF:
+        return at + 6
+    if code >= 0xDC00 or at + 12 > size or data[at + 6] != 0x5C or data[at + 7] != 0x75:
+        return -1
+    low = _hex_code(data, at + 6, size)
+    return at + 12 if low >= 0xDC00 and low <= 0xDFFF else -1
+
+
+@_kernel
+def _escaped(letter: Any) -> Any:
+    """The character that an escape of one letter stands for, 0 if there is none."""
+    if letter == 0x6E:
+        return 0x0A
+    if letter == 0x22 or letter == 0x5C or letter == 0x2F:
+        return np.int64(letter)
+    if letter == 0x74:
+        return 0x09
+    if letter == 0x72:
+        return 0x0D
+    if letter == 0x62:
+        return 0x08
+    if letter == 0x66:
+        return 0x0C
+    return 0
+
+
+@_kernel
+def _hex_code(data: Any, at: Any, size: Any) -> Any:
+    """Number of an escape with four hexadecimal digits, -1 if it does not have them."""
+    if at + 6 > size:
+        return -1
+    code = 0
+    for i in range(at + 2, at + 6):
+        digit: Any = np.int64(data[i])
+        if digit >= 0x30 and digit <= 0x39:
+            digit -= 0x30
+        else:
+            digit |= 0x20
+            if digit < 0x61 or digit > 0x66:
+                return -1
+            digit -= _HEX
+        code = code * 16 + digit
+    return code
+
+
+@_kernel
+def _digits_end(data: Any, at: Any, size: Any) -> Any:
+    while at < size and data[at] >= 0x30 and data[at] <= 0x39:
+        at += 1
+    return at
+
+
+@_kernel
+def _number_end(data: Any, at: Any, size: Any, state: Any) -> Any:
+    """Position behind a number, -1 if it is odd: no JSON, -0, more than 18 digits or an exponent of more than two.
+    Notes a float."""
+    first = at + 1 if data[at] == 0x2D else at
+    end = _digits_end(data, first, size)
+    if end == first or end - first > 18 or (data[first] == 0x30 and end - first > 1):
+        return -1
+    is_float = False
+    if end < size and data[end] == 0x2E:
+        is_float = True
+        decimals = end + 1
+        end = _digits_end(data, decimals, size)
+        if end == decimals or end - decimals > 25:
+            return -1
+    if end < size and (data[end] == 0x65 or data[end] == 0x45):
+        is_float = True
+        exponent = end + 1
+        if exponent < size and (data[exponent] == 0x2D or data[exponent] == 0x2B):
+            exponent += 1
+        end = _digits_end(data, exponent, size)
+        if end == exponent or end - exponent > 2:
+            return -1
+    if is_float:
+        state[FACTS] = 1
+    elif first > at and data[first] == 0x30:
+        return -1
+    return end
+
+
+@_kernel
+def _is_word(data: Any, at: Any, size: Any, second: Any, third: Any, fourth: Any) -> Any:
+    return at + 4 <= size and data[at + 1] == second and data[at + 2] == third and data[at + 3] == fourth
+
+
+@_kernel
+def _after_space(data: Any, at: Any, size: Any) -> Any:
+    while at < size and (data[at] == 0x20 or data[at] == 0x09):
+        at += 1
+    return at
+
+
+@_kernel
+def _key_number(data: Any, begin: Any, end: Any, keys: Any, key_ends: Any, count: Any, expected: Any) -> Any:
+    """Number of a key in the table, -1 if it is not there; that of `expected` is compared first."""
+    for i in range(count):
+        number = expected + i
+        if number >= count:
+            number -= count
+        first = key_ends[number]
+        if key_ends[number + 1] - first == end - begin:
+            j = 0
+            while j < end - begin and keys[first + j] == data[begin + j]:
+                j += 1
+            if j == end - begin:
+                return number
+    return -1
+
+
+@_kernel
+def find_values(
+    data: Any, size: Any, keys: Any, key_ends: Any, count: Any, skip: Any, room: Any,
+    spans: Any, kinds: Any, found: Any, sizes: Any, state: Any,
+) -> Any:  # fmt: skip
+    """Find the values of whole lines.
+
+    For `room` rows of each key there are `spans`, which get where a value begins and ends, and `kinds`, all NULL
+    before. `found` gets the kinds of each key as bits, `sizes` the bytes of its texts and numbers. What has another key
+    is passed over if `skip`; otherwise the key is reported, and the row comes again. Without `room` only `found` is
+    written.
+    """
+    at = state[POSITION]
+    row = state[ROWS]
+    while at < size:
+        begin = at
+        at = _after_space(data, at, size)
+        if at < size and data[at] == 0x0D:
+            at += 1
+        if at == size:
+            break
+        if data[at] == 0x0A:
+            at += 1
+            continue
+        if data[at] != 0x7B or (room > 0 and row >= room):
+            return ODD
+        seen = np.uint64(0)
+        expected = 0
+        while True:
+            at = _after_space(data, at + 1, size)
+            if at >= size or data[at] != 0x22:
+                return ODD
+            key = at + 1
+            state[FACTS] = 0
+            at = _text_end(data, key, size, state)
+            if at < 0 or state[FACTS] != 0:
+                return ODD
+            number = _key_number(data, key, at, keys, key_ends, count, expected)
+            if number >= 0:
+                bit = np.uint64(1) << np.uint64(number)
+                if seen & bit != 0:
+                    return ODD
+                seen |= bit
+                expected = number + 1 if number + 1 < count else 0
+            elif skip == 0:
+                state[POSITION], state[ROWS], state[KEY_BEGIN], state[KEY_END] = begin, row, key, at
+                return NEW_KEY
+            at = _after_space(data, at + 1, size)
+            if at >= size or data[at] != 0x3A:
+                return ODD
+            at = _after_space(data, at + 1, size)
+            if at >= size:
+                return ODD
+            state[FACTS] = 0
+            first = at
+            letter = data[at]
+            if letter == 0x22:
+                first = at + 1
+                last = _text_end(data, first, size, state)
+                kind = TEXT if state[FACTS] == 0 else ESCAPED
+                at = last + 1
+            elif letter == 0x6E:
+                last = first if _is_word(data, at, size, 0x75, 0x6C, 0x6C) else np.int64(-1)
+                kind = NULL
+                at += 4
+            elif letter == 0x74:
+                last = first if _is_word(data, at, size, 0x72, 0x75, 0x65) else np.int64(-1)
+                kind = TRUE
+                at += 4
+            elif letter == 0x66:
+                last = first if at < size and _is_word(data, at + 1, size, 0x6C, 0x73, 0x65) else np.int64(-1)
+                if last >= 0 and data[at + 1] != 0x61:
+                    last = np.int64(-1)
+                kind = FALSE
+                at += 5
+            else:
+                last = _number_end(data, at, size, state)
+                kind = INTEGER if state[FACTS] == 0 else FLOAT
+                at = last
+            if last < 0:
+                return ODD
+            if number >= 0:
+                found[number] |= np.uint8(1 << kind)
+                if room > 0:
+                    place = number * room + row
+                    spans[2 * place] = first
+                    spans[2 * place + 1] = last
+                    kinds[place] = kind
+                    sizes[number] += last - first
+            at = _after_space(data, at, size)
+            if at >= size:
+                return ODD
+            if data[at] == 0x7D:
+                break
+            if data[at] != 0x2C:
+                return ODD
+        at = _after_space(data, at + 1, size)
+        if at < size and data[at] == 0x0D:
+            at += 1
+        if at < size:
+            if data[at] != 0x0A:
+                return ODD
+            at += 1
+        row += 1
+        if count < 64 and seen != (np.uint64(1) << np.uint64(count)) - np.uint64(1):
+            for i in range(count):
+                if seen & (np.uint64(1) << np.uint64(i)) == 0:
+                    found[i] |= np.uint8(1)
+    state[ROWS] = row
+    return DONE
+
+
+@_kernel
+def _copy(target: Any, to: Any, source: Any, begin: Any, end: Any, size: Any) -> Any:
+    """Copy bytes; up to 63 behind them are overwritten."""
+    while begin < end and begin + _BLOCK <= size:
+        copy_block(target, to, source, begin)
+        begin += _BLOCK
+        to += _BLOCK
+    while begin < end:
+        target[to] = source[begin]
+        begin += 1
+        to += 1
+
+
+@_kernel
+def _copy_unescaped(target: Any, to: Any, source: Any, begin: Any, end: Any, size: Any) -> Any:
+    """Copy a text with its escapes as what they stand for; position behind it. As `_copy` it overwrites up to 63."""
+    at = begin
+    while at < end:
+        if at + _BLOCK <= size:
+            copy_block(target, to, source, at)
+            marks = block_marks(source, at)
+            step = lowest_bit(marks) if marks != 0 else np.int64(_BLOCK)
+            if step > end - at:
+                step = end - at
+            at += step
+            to += step
+            if marks == 0 or at >= end:
+                continue
+        elif source[at] != 0x5C:
+            target[to] = source[at]
+            at += 1
+            to += 1
+            continue
+        if source[at + 1] != 0x75:
+            target[to] = _escaped(source[at + 1])
+            at += 2
+            to += 1
+            continue
+        code = _hex_code(source, at, size)
+        at += 6
+        if code >= 0xD800 and code <= 0xDFFF:
+            code = 0x10000 + ((code - 0xD800) << 10) + (_hex_code(source, at, size) - 0xDC00)
+            at += 6
+        to = _put_character(target, to, code)
+    return to
+
+
+@_kernel
+def _put_character(target: Any, to: Any, code: Any) -> Any:
+    """Write a character as UTF-8; position behind it."""
+    if code < 0x80:
+        target[to] = code
+        return to + 1
+    if code < 0x800:
+        target[to] = 0xC0 | (code >> 6)
+        target[to + 1] = 0x80 | (code & 0x3F)
+        return to + 2
+    if code < 0x10000:
+        target[to] = 0xE0 | (code >> 12)
+        target[to + 1] = 0x80 | ((code >> 6) & 0x3F)
+        target[to + 2] = 0x80 | (code & 0x3F)
+        return to + 3
+    target[to] = 0xF0 | (code >> 18)
+    target[to + 1] = 0x80 | ((code >> 12) & 0x3F)
+    target[to + 2] = 0x80 | ((code >> 6) & 0x3F)
+    target[to + 3] = 0x80 | (code & 0x3F)
+    return to + 4
+
+
+@_kernel
+def take_texts(data: Any, size: Any, spans: Any, kinds: Any, rows: Any, offsets: Any, target: Any, valid: Any) -> Any:
+    """Texts, or numbers as texts, of a column one after the other; how many bytes. `target` has 64 bytes more than they
+    need, and `valid` begins as zeros."""
+    to: Any = 0
+    for row in range(rows):
+        offsets[row] = to
+        kind = kinds[row]
+        if kind != NULL:
+            valid[row >> 3] |= np.uint8(1 << (row & 7))
+            begin = np.int64(spans[2 * row])
+            end = np.int64(spans[2 * row + 1])
+            if kind == ESCAPED:
+                to = _copy_unescaped(target, to, data, begin, end, size)
+            else:
+                _copy(target, to, data, begin, end, size)
+                to += end - begin
+    offsets[rows] = to
+    return to
+
+
+@_kernel
+def take_booleans(kinds: Any, rows: Any, values: Any, valid: Any) -> Any:
+    """Truth values of a column, as bits; both arrays of bits begin as zeros."""
+    for row in range(rows):
+        if kinds[row] != NULL:
+            valid[row >> 3] |= np.uint8(1 << (row & 7))
+            if kinds[row] == TRUE:
+                values[row >> 3] |= np.uint8(1 << (row & 7))
+    return 0
+
+
+_u8, _i32, _i64 = types.CPointer(types.uint8), types.CPointer(types.int32), types.CPointer(types.int64)
+_count = types.int64
+SIGNATURES: dict[str, tuple[Any, Any]] = {
+    "find_values": (
+        find_values, _count(_u8, _count, _u8, _i32, _count, _count, _count, _i32, _u8, _u8, _i64, _i64)
+    ),
+    "take_texts": (take_texts, _count(_u8, _count, _i32, _u8, _count, _i32, _u8, _u8)),
+    "take_booleans": (take_booleans, _count(_u8, _count, _u8, _u8)),
+}  # fmt: skip

@@ -1,0 +1,378 @@
+"""Flat rows are decoded by kernels exactly as by Arrow's parser, or left to it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from penstock.files.machine_code import Functions, MachineCode
+from penstock.sources import JsonlSource
+from penstock.sources.flat_json import KERNELS, FlatRows, infer_flat
+
+pytest.importorskip("numba")
+
+SCHEMA = pa.schema({"a": pa.string(), "b": pa.float64(), "c": pa.int64(), "d": pa.bool_(), "e": pa.null()})
+PLAIN_SCHEMAS = [
+    SCHEMA,
+    pa.schema({"a": pa.string()}),
+    pa.schema({"b": pa.float32(), "c": pa.int8(), "a": pa.string()}),
+    pa.schema({"c": pa.uint16(), "é": pa.string()}),
+]
+OTHER_SCHEMAS = [
+    pa.schema({"a": pa.large_string(), "c": pa.int64()}),
+    pa.schema([pa.field("a", pa.string(), nullable=False), pa.field("b", pa.float64())]),
+    pa.schema({"a": pa.list_(pa.string())}),
+    pa.schema({"a": pa.timestamp("s"), "c": pa.int64()}),
+    pa.schema({"a": pa.string(), "b": pa.binary()}),
+    pa.schema({"a": pa.string(), "c": pa.decimal128(20, 2)}),
+]
+
+characters = st.characters(exclude_characters="\0", exclude_categories=["Cs"])
+floats = st.floats(-1e90, 1e90).filter(lambda value: value == 0 or abs(value) > 1e-90)
+plain_texts = st.text(characters, max_size=100).map(json.dumps) | st.text(characters, max_size=100).map(
+    lambda text: json.dumps(text, ensure_ascii=False)
+)
+odd_texts = st.sampled_from(
+    [
+        *(
+            r'"\ud83d\ude00"',
+            r'"\ud83d"',
+            r'"\ude00"',
+            r'"\ud83d\ud83d"',
+            r'"\ud83dx"',
+            r'"\ud83d\n"',
+            r'"\uDBFF\uDFFF"',
+        ),
+        *(r'"\u0000"', r'"\u00e9"', r'"\u00E9\u20ac"', r'"\u12"', r'"\u12g4"', r'"\x"', r'"\""', r'"\\"', r'"\\\""'),
+        *(
+            r'"\/\b\f\n\r\t"',
+            '"\t"',
+            '"\x00"',
+            '"\x7f"',
+            '"open',
+            'open"',
+            '"\\',
+            '"2020-01-01"',
+            '"2020-01-01T00:00:00Z"',
+        ),
+        *(
+            '"' + "x" * n + end
+            for n in (61, 62, 63, 64, 65, 127, 128, 200)
+            for end in ('"', '\\n"', '\\u00e9"', 'é"', "")
+        ),
+    ]
+)
+numbers = (
+    st.integers(-(1 << 66), 1 << 66).map(str)
+    | st.integers(-9, 9).map(str)
+    | st.floats(allow_nan=False, allow_infinity=False).map(repr)
+    | st.sampled_from(
+        [
+            *(
+                "-0",
+                "-0.0",
+                "0",
+                "00",
+                "01",
+                "-01",
+                "1e5",
+                "1E+5",
+                "1e-5",
+                "1e400",
+                "-1e400",
+                "1e-400",
+                "1e99",
+                "1e100",
+            ),
+            *(
+                "1.",
+                ".5",
+                "-",
+                "+1",
+                "1e",
+                "1e+",
+                "0x10",
+                "NaN",
+                "-NaN",
+                "Infinity",
+                "-Infinity",
+                "Inf",
+                "1_000",
+                "1.5.5",
+            ),
+            *("9223372036854775807", "9223372036854775808", "-9223372036854775808", "999999999999999999", "1" * 40),
+            *(
+                "0." + "1" * 25,
+                "0." + "1" * 26,
+                "0.1e-320",
+                "123456789012345678.5",
+                "0.30000000000000004",
+                "1.0",
+                "127",
+            ),
+        ]
+    )
+)
+words = st.sampled_from(
+    ["true", "false", "null", "nul", "True", "nulll", "tru", "falsee", "", "[]", "{}", '["x"]', '{"x":1}']
+)
+values = plain_texts | odd_texts | numbers | words
+keys = st.sampled_from(['"a"', '"b"', '"c"', '"d"', '"e"', '"é"', r'"\u0061"', '"f f"', '""', "a", "'a'"])
+spaces = st.sampled_from(["", "", "", " ", "\t", "  ", "\r", "\f", "\v", "\n", "\u00a0"])
+
+
+@st.composite
+def odd_lines(draw: st.DrawFn) -> str:
+    fields = draw(st.lists(st.tuples(keys, values), max_size=5))
+    parts = [f"{draw(spaces)}{key}{draw(spaces)}:{draw(spaces)}{value}{draw(spaces)}" for key, value in fields]
+    line = (
+        "{"
+        + draw(st.sampled_from([",", ",", ",", ",,", " , "])).join(parts)
+        + draw(st.sampled_from(["}", "}", "}", "", ",}"]))
+    )
+    return draw(spaces) + line + draw(spaces) + draw(st.sampled_from(["", "", "", "{}", "x", ",", "\r"]))
+
+
+@st.composite
+def plain_lines(draw: st.DrawFn) -> str:
+    """A row of the schema, keys in any order, some of them missing."""
+    fields = {
+        '"a"': draw(plain_texts | st.just("null")),
+        '"b"': draw(floats.map(repr) | st.integers(-99, 99).map(str)),
+        '"c"': draw(st.integers(-(10**17), 10**17).map(str) | st.just("null")),
+        '"d"': draw(st.sampled_from(["true", "false", "null"])),
+        '"e"': "null",
+    }
+    names = draw(st.lists(st.sampled_from(sorted(fields)), unique=True, min_size=1) | st.just(sorted(fields)))
+    comma, colon = draw(st.sampled_from([", ", ",", "\t,  "])), draw(st.sampled_from([": ", ":", "\t:"]))
+    return "{" + comma.join(f"{name}{colon}{fields[name]}" for name in names) + "}"
+
+
+@st.composite
+def files(draw: st.DrawFn) -> bytes:
+    line = plain_lines() | odd_lines() if draw(st.booleans()) else plain_lines()
+    lines = draw(st.lists(line | st.sampled_from(["", " ", "\r", "\t \r", "\f"]), min_size=1, max_size=12))
+    end = draw(st.sampled_from(["\n", "\n", "\r\n"]))
+    data = end.join(lines).encode(errors="surrogatepass") + draw(st.sampled_from([b"", b"\n", b"\n\n", b"\r\n", b" "]))
+    if draw(st.sampled_from([False, False, False, True])):
+        at = draw(st.integers(0, len(data)))
+        data = (
+            data[:at]
+            + draw(st.sampled_from([b"\xff", b"\xc3", b"\xed\xa0\x80", b"\xef\xbb\xbf", b'"', b"\\", b"\0"]))
+            + data[at:]
+        )
+    return draw(st.sampled_from([b"", b"", b"", b"\xef\xbb\xbf"])) + data
+
+
+@pytest.fixture(scope="session")
+def kernels() -> Functions:
+    found = KERNELS.wait()
+    assert found is not None
+    return found
+
+
+@pytest.fixture
+def blocks_of(kernels: Functions, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Everything that a source says about a file, by the kernels or without them."""
+
+    def read(path: Path, *, by_kernels: bool, max_bytes: int = 1 << 20, **options: Any) -> list[Any]:
+        monkeypatch.setattr(JsonlSource, "_kernels", lambda self: kernels if by_kernels else None)
+        said: list[Any] = []
+        try:
+            source = JsonlSource(path, **options)
+            said.append(source.schema)
+            while (block := source.next_block(max_bytes)) is not None:
+                decoded = source.decode(block)
+                decoded.batch.validate(full=True)
+                # The types of numbers: 1 == 1.0 == True.
+                said.append((decoded.batch.schema, repr(decoded.batch.to_pylist()), decoded.rows, decoded.rejected))
+        except Exception as error:
+            said.append((type(error), str(error)))
+        return said
+
+    return read
+
+
+@given(
+    data=files(),
+    max_bytes=st.sampled_from([1 << 20, 64]),
+    options=st.sampled_from(
+        [{}, {}, {"columns": ["a", "b"]}, {"mixed": "json"}]
+        + [{"schema": schema} for schema in PLAIN_SCHEMAS + OTHER_SCHEMAS]
+        + [{"schema": schema, "columns": schema.names[:1]} for schema in PLAIN_SCHEMAS]
+    ),
+)
+@example(b'{"a":"x","b":1}\n{"a":"y","b":1.5}\n{"b":null}', 64, {})
+@example(b'{"a":"x","a":"y"}\n', 64, {})
+@example(b'{"a":"x"} {"a":"y"}\n', 1 << 20, {})
+@settings(max_examples=600, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_errors_and_types_are_those_of_the_plain_path(
+    blocks_of: Callable[..., list[Any]], tmp_path: Path, data: bytes, max_bytes: int, options: dict[str, Any]
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(data)
+    expected = blocks_of(path, by_kernels=False, max_bytes=max_bytes, **options)
+    assert blocks_of(path, by_kernels=True, max_bytes=max_bytes, **options) == expected
+
+
+@given(lines=st.lists(plain_lines(), min_size=1, max_size=20), ending=st.sampled_from(["", "\n"]))
+@settings(max_examples=300)
+def test_the_kernels_take_plain_rows_and_agree_with_the_json_of_python(
+    kernels: Functions, lines: list[str], ending: str
+) -> None:
+    rows = [json.loads(line) for line in lines]
+    data = pa.py_buffer(("\n".join(lines) + ending).encode())
+    found = FlatRows(SCHEMA, others=False).decode(kernels, data, len(lines))
+    assert found is not None
+    batch, is_ascii = found
+    batch.validate(full=True)
+    assert is_ascii == data.to_pybytes().isascii()
+    expected = [{name: row.get(name) for name in SCHEMA.names} for row in rows]
+    assert batch.to_pylist() == [row | {"b": None if row["b"] is None else float(row["b"])} for row in expected]
+    inferred = infer_flat(kernels, data)
+    assert inferred is not None
+    assert [name for name, _ in inferred] == list(dict.fromkeys(name for row in rows for name in row))
+
+
+PLAIN = b'{"a": "x\\n\\u00e9", "b": 1.5, "c": 7, "d": true, "e": null}\n{"c": 8, "a": "y"}\r\n\n{"b": -2e-3}'
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "is_taken"),
+    [
+        ("plain rows", PLAIN, True),
+        ("not ASCII", '{"a": "é"}\n'.encode(), True),
+        ("another key", PLAIN + b'\n{"z": 1}', False),
+        ("a key twice", PLAIN + b'\n{"a": "x", "a": "y"}', False),
+        ("a list", PLAIN + b'\n{"a": ["x"]}', False),
+        ("an object", PLAIN + b'\n{"a": {}}', False),
+        ("half a pair", PLAIN + b'\n{"a": "\\ud83d"}', False),
+        ("a control character", PLAIN + b'\n{"a": "\t"}', False),
+        ("a long integer", PLAIN + b'\n{"c": 1234567890123456789}', False),
+        ("a text for a number", PLAIN + b'\n{"c": "1"}', False),
+        ("a number for a text", PLAIN + b'\n{"a": 1}', False),
+        ("a large exponent", PLAIN + b'\n{"b": 1e400}', False),
+        ("a leading zero", PLAIN + b'\n{"c": 01}', False),
+        ("no number", PLAIN + b'\n{"b": NaN}', False),
+        ("two in a line", PLAIN + b' {"a": "x"}', False),
+        ("no fields", PLAIN + b"\n{}", False),
+        ("cut short", PLAIN[:-1], False),
+    ],
+)
+def test_a_block_is_taken_as_a_whole_or_not_at_all(kernels: Functions, name: str, data: bytes, is_taken: bool) -> None:
+    found = FlatRows(SCHEMA, others=False).decode(kernels, pa.py_buffer(data), data.count(b"\n") + 1)
+    assert (found is not None) == is_taken, name
+
+
+def test_other_columns_are_passed_over_where_columns_are_chosen(kernels: Functions) -> None:
+    data = pa.py_buffer(b'{"x": "\\ud83d\\ude00", "a": "y", "x": 1, "z": 1}\n')
+    found = FlatRows(pa.schema({"a": pa.string()}), others=True).decode(kernels, data, 1)
+    assert found is not None
+    assert found[0].to_pylist() == [{"a": "y"}]
+
+
+def test_many_keys_are_left_to_arrow(kernels: Functions) -> None:
+    for count, is_taken in ((63, True), (64, False)):
+        row = {f"k{i}": i for i in range(count)}
+        data = pa.py_buffer(json.dumps(row).encode())
+        inferred = infer_flat(kernels, data)
+        assert (inferred is not None) == is_taken
+        schema = pa.schema([(name, pa.int64()) for name in row])
+        flat = FlatRows(schema, others=False)
+        assert flat.is_possible == is_taken
+        if is_taken:
+            found = flat.decode(kernels, data, 1)
+            assert found is not None
+            assert found[0].to_pylist() == [row]
+
+
+def test_a_source_reads_and_infers_by_the_kernels(
+    kernels: Functions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(f'{{"id": "{i}", "text": "{"long " * 99}é", "score": {i / 7}}}\n' for i in range(2000)))
+    monkeypatch.setattr(JsonlSource, "_kernels", lambda self: kernels)
+    for name in ("_parse", "_read_skeleton", "_read_any"):  # the plain path
+        monkeypatch.setattr(JsonlSource, name, lambda *_: pytest.fail("the kernels did not take the block"))
+    source = JsonlSource(path)
+    assert source.schema == pa.schema({"id": pa.string(), "text": pa.string(), "score": pa.float64()})
+    rows = []
+    while (batch := source.next_batch(500)) is not None:
+        rows += batch.to_pylist()
+    assert [row["score"] for row in rows] == [i / 7 for i in range(2000)]
+
+
+# -- machine code ------------------------------------------------------------------------------------------------------
+
+
+def run(code: str, **environment: str) -> str:
+    env = {**os.environ, **environment}
+    return subprocess.run(
+        [sys.executable, "-c", dedent(code)], capture_output=True, text=True, check=True, env=env
+    ).stdout
+
+
+def test_small_inputs_load_no_compiler_and_large_ones_do_not_import_numba(kernels: Functions, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"a": "x"}\n' * 1000)
+    read = """
+        import sys
+        from penstock.sources import JsonlSource, flat_json
+        {change}
+        source = JsonlSource({path!r})
+        while source.next_batch(100) is not None: pass
+        if flat_json.KERNELS._loader: flat_json.KERNELS._loader.join()
+        print("llvmlite" in sys.modules, "numba" in sys.modules, flat_json.KERNELS._functions is not None)
+    """
+    assert run(read.format(change="", path=str(path))) == "False False False\n"
+    loads = "from penstock.sources import jsonl; jsonl.LOAD_BYTES = 1"
+    assert run(read.format(change=loads, path=str(path))) == "True False True\n"
+
+
+def test_rows_are_read_without_numba(tmp_path: Path) -> None:
+    out = run("""
+        import sys
+        sys.modules["numba"] = sys.modules["llvmlite"] = None
+        from penstock.sources.flat_json import KERNELS
+        print(KERNELS.wait(), KERNELS.functions(compile_missing=True))
+    """)
+    assert out == "None None\n"
+
+
+def test_code_is_compiled_once_by_another_process(tmp_path: Path) -> None:
+    code = """
+        import sys
+        from penstock.sources.flat_json import KERNELS
+        print(KERNELS.functions(compile_missing=False))
+        KERNELS._loader.join()
+        print(KERNELS.functions(compile_missing=False), KERNELS._compiler)
+        print(sorted(KERNELS.wait()), "numba" in sys.modules)
+    """
+    out = run(code, NUMBA_CACHE_DIR=str(tmp_path))
+    assert out == "None\nNone None\n['find_values', 'take_booleans', 'take_texts'] False\n"
+    (made,) = (tmp_path / "penstock").iterdir()
+    before = made.stat()
+    assert "find_values" in run(code, NUMBA_CACHE_DIR=str(tmp_path))
+    assert made.stat() == before
+
+
+def test_code_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    module = tmp_path / "broken_kernels_of_a_test.py"
+    module.write_text("raise ValueError\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert MachineCode(module.stem).wait() is None
+    (kept,) = (tmp_path / "cache" / "penstock").iterdir()
+    assert kept.read_bytes() == b"failed"
+    assert MachineCode(module.stem).wait() is None
