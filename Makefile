@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Modules are compiled when they are imported: most of those that are installed never are.
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # torch's CPU wheel is tested on Python 3.11 only; other versions skip torch and its tests.
 comma  := ,
 TORCH  := $(shell $(PYTHON) -c 'import sys; print("torch==2.13.0" if sys.version_info[:2] == (3, 11) else "")')
@@ -65,9 +66,11 @@ fuzz: $(VENV)/.fuzz
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# torch is installed first and alone, so that no other package pulls in another build.
+# torch is installed first and alone, so that no other package pulls in another build. The pip that Python brings takes
+# twice as long to find versions that fit together.
 $(VENV)/.torch: constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip
 	$(if $(TORCH),$(PIP) $(TORCH))
 	touch $@
 

@@ -11,6 +11,8 @@ from penstock.errors import ConfigError
 Lock = TypeVar("Lock")
 
 _renewed: weakref.WeakSet[Any] = weakref.WeakSet()
+_process = os.getpid()
+"""This process: to ask the system costs as much as ten calls of a function."""
 _clients_of = 0
 """Process that made the first request to an object store."""
 
@@ -23,9 +25,9 @@ def renewed(lock: Lock) -> Lock:
 
 def check_process(process: int, what: str) -> None:
     """Refuse what began in `process` in one that was forked from it: the threads that make it go on are not there."""
-    if os.getpid() != process:
+    if _process != process:
         raise ConfigError(
-            f"{what} began in process {process}, before process {os.getpid()} was forked from it, and the threads that "
+            f"{what} began in process {process}, before process {_process} was forked from it, and the threads that "
             "it needs are in that process only; begin one in each process"
         )
 
@@ -44,6 +46,8 @@ def check_clients() -> None:
 
 
 def _renew() -> None:
+    global _process
+    _process = os.getpid()
     for lock in list(_renewed):
         lock._at_fork_reinit()
 

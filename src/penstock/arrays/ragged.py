@@ -18,6 +18,7 @@ Flags: TypeAlias = npt.NDArray[np.bool_]
 
 MOST = 2**31 - 1
 _FEW_OWNERS = 8
+_FEW_STARTS = 16
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -52,6 +53,19 @@ def by_owner(owners: npt.NDArray[np.int64], count: int) -> list[tuple[int, Any]]
     order = np.argsort(owners, kind="stable")
     heads = np.flatnonzero(np.diff(owners[order], prepend=-1))
     return list(zip(owners[order[heads]].tolist(), np.split(order, heads[1:]) if len(heads) else ()))
+
+
+def owners_of(starts: npt.NDArray[np.int64], places: npt.NDArray[np.int64]) -> npt.NDArray[np.integer[Any]]:
+    """The number of the last start that is not above each place; -1 before the first.
+
+    Places in any order are compared with few starts one by one: a search would be guessed wrong at every turn.
+    """
+    if len(starts) > _FEW_STARTS:
+        return np.searchsorted(starts, places, side="right") - 1
+    owners = np.full(len(places), -1, np.int8)
+    for start in starts.tolist():
+        owners += places >= start
+    return owners
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.arrays.ragged import offsets_of
+from penstock.arrays.ragged import offsets_of, owners_of
 from penstock.errors import DataError, SchemaError
 from penstock.memory.views import LONGEST_STRETCH, memory_as, place_of, stretches_of
 from penstock.store.bucket_shards import BucketShard
@@ -259,7 +259,7 @@ class TokenTable:
             raise IndexError(f"{low} to {high} of a table that has {int(starts[-1])}")
         if len(starts) == 2:
             return [(0, slice(None), numbers)]
-        owner = np.searchsorted(starts, numbers, side="right") - 1
+        owner = owners_of(starts, numbers)
         if len(starts) <= 1 << 16:
             owner = owner.astype(np.uint16)  # which is sorted by radix
         if (owner == owner[0]).all():
@@ -516,7 +516,7 @@ class _Flat:
 
     def locate(self, rows: Ints) -> Ints:
         """Address of the values of rows; for booleans, counted in bits."""
-        pieces = np.searchsorted(self._starts, rows, side="right") - 1
+        pieces = owners_of(self._starts, rows)
         values = self._values_at[pieces]
         if values.min() < 0:
             for piece in np.unique(pieces[values < 0]).tolist():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.arrays.ragged import Ragged
+from penstock.arrays.ragged import Ragged, owners_of
 from penstock.errors import DataError
 
 
@@ -27,3 +29,10 @@ def test_nulls_outside_of_a_slice_do_not_matter() -> None:
     assert rows.values.dtype == np.uint16
     assert rows.values.tolist() == [4, 5, 6]
     assert rows.offsets.tolist() == [0, 2, 3]
+
+
+@given(st.lists(st.integers(-40, 40), max_size=24), st.lists(st.integers(-50, 50), max_size=40))
+def test_owners_are_those_that_a_search_finds(starts: list[int], places: list[int]) -> None:
+    ordered, wanted = np.sort(np.array(starts, np.int64)), np.array(places, np.int64)
+    found = owners_of(ordered, wanted)
+    assert found.tolist() == [sum(start <= place for start in starts) - 1 for place in places]
