@@ -254,15 +254,15 @@ def run_train(options: argparse.Namespace) -> list[dict[str, Any]]:
         for batches in ways.values():
             for _ in range(12):
                 step(*next(batches))
-        times: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+        times: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in ways}
         for _ in range(options.rounds):
             for name, batches in ways.items():
                 for _ in range(3):
                     step(*next(batches))
-                times[name].append(timed_steps(step, batches, steps))
+                times[name].append((*timed_steps(step, batches, steps), idle_seconds(step, batches, steps // 2)))
         base = median(each[0] for each in times["constant"])
         for name, each in times.items():
-            middle, wait, cores = (median(column) for column in zip(*each))
+            middle, wait, cores, idle = (median(column) for column in zip(*each))
             found.append(
                 {
                     "model": size,
@@ -270,12 +270,13 @@ def run_train(options: argparse.Namespace) -> list[dict[str, Any]]:
                     "ms": middle,
                     "of constant": middle / base - 1,
                     "wait_ms": wait,
+                    "idle_ms": idle,
                     "cores": cores,
                 }
             )
             print(
                 f"{size:6} {name:30} {middle * 1e3:9.3f} ms  {100 * (middle / base - 1):+7.2f}%  "
-                f"next() {wait * 1e3:7.3f} ms  {cores:5.2f} cores",
+                f"next() {wait * 1e3:7.3f} ms, {idle * 1e3:7.3f} with an idle GPU  {cores:5.2f} cores",
                 flush=True,
             )
         for batches in ways.values():
@@ -296,6 +297,20 @@ def timed_steps(step: Callable[..., None], batches: Iterator[Pair], steps: int) 
     torch.cuda.synchronize()
     seconds = time.perf_counter() - began
     return seconds / steps, waited / steps, (cpu_seconds() - cpu) / seconds
+
+
+def idle_seconds(step: Callable[..., None], batches: Iterator[Pair], steps: int) -> float:
+    """Seconds in `next` while the GPU has nothing to do. In a training it is busy: the host is ahead of it."""
+    waited = 0.0
+    for _ in range(steps):
+        torch.cuda.synchronize()
+        asked = time.perf_counter()
+        batch = next(batches)
+        waited += time.perf_counter() - asked
+        step(*batch)
+        del batch
+    torch.cuda.synchronize()
+    return waited / steps
 
 
 def cpu_seconds() -> float:
