@@ -95,10 +95,10 @@ class PickledService:
     """
 
     def __init__(self, service: ArrayService) -> None:
-        self._data = _pickled(service)
+        self.data = _pickled(service)
         self._memory = SharedBytes() if _CAN_SHARE else None
         if self._memory is not None:
-            np.frombuffer(self._memory.room(len(self._data)), np.uint8)[:] = np.frombuffer(self._data, np.uint8)
+            np.frombuffer(self._memory.room(len(self.data)), np.uint8)[:] = np.frombuffer(self.data, np.uint8)
             weakref.finalize(self, self._memory.close)
 
     @property
@@ -109,7 +109,7 @@ class PickledService:
     @property
     def message(self) -> bytes:
         """The message that tells a process of it."""
-        return self._data if self._memory is None else len(self._data).to_bytes(8, "little")
+        return self.data if self._memory is None else len(self.data).to_bytes(8, "little")
 
 
 class ArrayWorker:

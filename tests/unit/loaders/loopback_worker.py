@@ -12,7 +12,15 @@ import cloudpickle
 import numpy as np
 import orjson
 
-from penstock.pipeline.array_worker import Answer, describe_error, dumped, raise_error, table_of, views_of
+from penstock.pipeline.array_worker import (
+    Answer,
+    PickledService,
+    describe_error,
+    dumped,
+    raise_error,
+    table_of,
+    views_of,
+)
 
 
 class LoopbackWorker:
@@ -21,7 +29,7 @@ class LoopbackWorker:
     pid = None
 
     def __init__(self, service: Any, slots: int = 1) -> None:
-        self._setup = cloudpickle.dumps(service)
+        self._setup = service.data if isinstance(service, PickledService) else cloudpickle.dumps(service)
         self._service: Any = None
         self._slots = [np.empty(0, np.uint8) for _ in range(slots)]
         self._answers: deque[bytes] = deque()

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -377,6 +377,26 @@ def test_a_jump_while_processes_start_makes_no_steps_between(
         assert made is not None
         assert expected is not None
         assert same(made, expected)
+
+
+def test_the_next_epoch_is_begun_before_the_trainer_asks_for_it(
+    corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jumps = []
+
+    class Watched(LoopbackWorker):
+        def send(self, requests: Iterable[tuple[int, bytes]], *, supersede: bool = False) -> None:
+            jumps.append(supersede)
+            super().send(requests, supersede=supersede)
+
+    monkeypatch.setattr(processes, "ArrayWorker", Watched)
+    with reader_of(corpus, "process", workers=1) as reader:
+        first = steps_from(reader, reader.start())
+        end = reader.next_epoch(first[-1].position)
+        found = first + steps_from(reader, end)
+        again = steps_from(reader, reader.start())  # back to the first epoch
+    assert [sum(jumps), len(found)] == [2, len(whole)]
+    assert all(same(one, other) for one, other in zip(found + again, [*whole, *whole]))
 
 
 def test_the_choice_of_workers_says_why() -> None:

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -204,8 +205,9 @@ class StepService:
         if self._windows is not None and self._demand.wants_more(waited):
             self._windows.grow()
         made = maker.make(position)
-        if made.has_data or self._spec.rank.world_size > 1:
-            self._position = made.following
+        # Ranks agree on the end of an epoch; one alone goes on to the next.
+        goes_on = made.has_data or self._spec.rank.world_size > 1
+        self._position = made.following if goes_on else position.next_epoch()
         return self._answer(made, maker.budget.used)
 
     def close(self) -> None:
@@ -306,10 +308,10 @@ class ProcessSteps:
 
     @property
     def at_hand(self) -> int:
-        """Steps with data that have come: for one without, this rank may have to wait for the others."""
+        """Steps with data that have come: at one without, the epoch may end, or this rank waits for the others."""
         for _ in range(self._worker.unread):
             self._receive_next()
-        return sum(bool(answer.notes.get("has_data")) for _, answer in self._received)
+        return sum(1 for _ in takewhile(lambda step: step[1].notes.get("has_data"), self._received))
 
     def ready(self) -> bool:
         """True if a step has come; does not wait for one."""
@@ -437,7 +439,8 @@ class ProcessSteps:
             on_release(found, self._free.append, slot)
         compact = CompactBatch.from_parts(parts, self.spec.form) if parts else None
         counts = [counts_from(values) for values in notes["counts"]]
-        self._position = following if notes["has_data"] or self.spec.rank.world_size > 1 else None
+        goes_on = notes["has_data"] or self.spec.rank.world_size > 1
+        self._position = following if goes_on else StreamPosition(epoch + 1, step - 1)
         return MadeStep(compact, metadata, notes["tokens"], notes["has_data"], following, counts)
 
     def _hold(self, nbytes: int) -> None:

@@ -242,7 +242,7 @@ class StreamReader:
 
     def next_epoch(self, position: StreamPosition) -> StreamPosition:
         """Beginning of the epoch after the one that ended at a position."""
-        return StreamPosition(position.epoch + 1, position.step)
+        return position.next_epoch()
 
     def steps_in(self, epoch: int) -> int:
         """`steps_per_epoch`, if it is set; otherwise the number of steps is unknown."""

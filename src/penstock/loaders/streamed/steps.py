@@ -27,6 +27,10 @@ class StreamPosition:
     taken: int = 0
     """Slots of each rank that were taken of the step at the cursors, after batches of another size."""
 
+    def next_epoch(self) -> StreamPosition:
+        """Beginning of the epoch after the one that ends here."""
+        return StreamPosition(self.epoch + 1, self.step)
+
 
 Sample = tuple[SampledWindow, int]
 """A sample, as a window and an index."""
