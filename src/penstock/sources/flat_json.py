@@ -22,7 +22,7 @@ POSITION, ROWS, HIGH, KEY_BEGIN, KEY_END, FACTS = range(6)
 """Its state: where it begins or has stopped, rows so far, whether a text is not ASCII, and where a new key lies."""
 
 KERNELS = MachineCode("penstock.sources.json_kernels")
-LOAD_BYTES, COMPILE_BYTES = 16 << 20, 128 << 20
+LOAD_BYTES, COMPILE_BYTES = 32 << 20, 128 << 20
 """Bytes of input for which the kernels are loaded, and compiled."""
 _MOST_KEYS = 63
 _MOST_BYTES = 1 << 30

@@ -332,7 +332,6 @@ def test_small_inputs_load_no_compiler_and_large_ones_do_not_import_numba(kernel
         {change}
         source = JsonlSource({path!r})
         while source.next_batch(100) is not None: pass
-        if flat_json.KERNELS._loader: flat_json.KERNELS._loader.join()
         print("llvmlite" in sys.modules, "numba" in sys.modules, flat_json.KERNELS._functions is not None)
     """
     assert run(read.format(change="", path=str(path))) == "False False False\n"
@@ -355,7 +354,6 @@ def test_code_is_compiled_once_by_another_process(tmp_path: Path) -> None:
         import sys
         from penstock.sources.flat_json import KERNELS
         print(KERNELS.functions(compile_missing=False))
-        KERNELS._loader.join()
         print(KERNELS.functions(compile_missing=False), KERNELS._compiler)
         print(sorted(KERNELS.wait()), "numba" in sys.modules)
     """
