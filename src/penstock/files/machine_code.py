@@ -74,6 +74,11 @@ class MachineCode:
                     self._is_over = True
         return self._functions
 
+    @property
+    def loaded(self) -> Functions | None:
+        """The functions, if `functions` has loaded them."""
+        return self._functions
+
     def wait(self) -> Functions | None:
         """The functions, compiled first if need be; None where they cannot be."""
         self.functions(compile_missing=True)

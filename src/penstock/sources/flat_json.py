@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.files.machine_code import Functions, MachineCode
+from penstock.files.records import JsonLines
 
 NULL, TEXT, ESCAPED, INTEGER, FLOAT, TRUE, FALSE = range(7)
 """Kinds of values; what was found in a column is a set of bits, `1 << kind`."""
@@ -38,6 +39,18 @@ _INFERRED = {
     **dict.fromkeys((1 << TEXT, 1 << ESCAPED, _TEXTS), pa.string()),
     **dict.fromkeys((1 << TRUE, 1 << FALSE, _BOOLEANS), pa.bool_()),
 }
+
+
+class CountedLines(JsonLines):
+    """JSON Lines that a kernel counts, if the kernels are loaded."""
+
+    def cut(self, data: npt.NDArray[np.uint8]) -> tuple[int, int]:
+        kernels = KERNELS.loaded
+        if kernels is None:
+            return super().cut(data)
+        end = np.zeros(1, np.int64)
+        count = kernels["count_lines"](data.ctypes.data, len(data), end.ctypes.data)
+        return int(end[0]), count
 
 
 class FlatRows:
