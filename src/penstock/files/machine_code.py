@@ -7,7 +7,6 @@ loaded from its file in some 30 ms, by llvmlite alone.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -54,62 +53,55 @@ class MachineCode:
         """True if nothing more is tried: the functions are loaded, or cannot be."""
         self._is_missing = False
         """True if there is no code yet, and nobody has asked to compile it."""
-        self._loader: threading.Thread | None = None
         self._compiler: subprocess.Popen[bytes] | None = None
-        self._process = 0
         self._loaded: list[Any] = []
         """What keeps the code in memory."""
 
     def functions(self, *, compile_missing: bool) -> Functions | None:
-        """The functions by name if they are loaded, and otherwise None: a thread begins to load them.
+        """The functions by name, loaded by the first call; None as long as they are not compiled.
 
-        What is not compiled yet is compiled with `compile_missing`, by another process at a low priority. A call costs
-        nothing while there is nothing to do.
+        With `compile_missing` another process at a low priority begins to compile them. A call costs nothing while
+        there is nothing to do.
         """
-        if not self._is_over and not self._is_busy() and (compile_missing or not self._is_missing):
-            with self._guard:
-                if not self._is_over and not self._is_busy():
-                    # Not a daemon: no thread may be in a library that is being loaded while the interpreter ends.
-                    loader = threading.Thread(target=self._load, args=(compile_missing,), name="penstock-code")
-                    self._process = os.getpid()
-                    with contextlib.suppress(RuntimeError):  # the interpreter ends
-                        loader.start()
-                        self._loader = loader
+        if self._is_over or self._is_compiling() or (self._is_missing and not compile_missing):
+            return self._functions
+        with self._guard:  # other threads wait: their work would make the load last twice as long
+            if not self._is_over and not self._is_compiling():
+                try:
+                    self._load(compile_missing)
+                except Exception as error:  # noqa: BLE001 - whatever it is, there is another way
+                    log.info("no machine code of %s: %s", self._module, error)
+                    self._is_over = True
+        return self._functions
+
+    @property
+    def loaded(self) -> Functions | None:
+        """The functions, if `functions` has loaded them."""
         return self._functions
 
     def wait(self) -> Functions | None:
-        """The functions, compiled and loaded first if need be; None where they cannot be."""
-        while not self._is_over:
-            self.functions(compile_missing=True)
-            if self._loader is not None:
-                self._loader.join()
-            if self._compiler is not None:
-                self._compiler.wait()
-        return self._functions
+        """The functions, compiled first if need be; None where they cannot be."""
+        self.functions(compile_missing=True)
+        if self._compiler is not None:
+            self._compiler.wait()
+        return self.functions(compile_missing=True)
 
-    def _is_busy(self) -> bool:
-        if self._process != os.getpid():
-            return False  # the threads are those of the process that was forked
-        loads = self._loader is not None and self._loader.is_alive()
-        return loads or (self._compiler is not None and self._compiler.returncode is None)
+    def _is_compiling(self) -> bool:
+        return self._compiler is not None and self._compiler.returncode is None
 
     def _load(self, compile_missing: bool) -> None:
-        try:
-            binding = importlib.import_module("llvmlite.binding")
-            file = code_file(self._module, binding)
-            if file.exists():
-                data = file.read_bytes()
-                self._functions = self._linked(data, binding) if data != _FAILED else None
-                self._is_over = True
-            elif importlib.util.find_spec("numba") is None or self._compiler is not None:
-                self._is_over = True
-            elif compile_missing:
-                self._compiler = _compiler(self._module)
-            else:
-                self._is_missing = True
-        except Exception as error:  # noqa: BLE001 - whatever it is, there is another way
-            log.info("no machine code of %s: %s", self._module, error)
+        binding = importlib.import_module("llvmlite.binding")
+        file = code_file(self._module, binding)
+        if file.exists():
+            data = file.read_bytes()
+            self._functions = self._linked(data, binding) if data != _FAILED else None
             self._is_over = True
+        elif importlib.util.find_spec("numba") is None or self._compiler is not None:
+            self._is_over = True
+        elif compile_missing:
+            self._compiler = _compiler(self._module)
+        else:
+            self._is_missing = True
 
     def _linked(self, data: bytes, binding: Any) -> Functions:
         size = int.from_bytes(data[:8], "little")

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.files.machine_code import Functions, MachineCode
+from penstock.files.records import JsonLines
 
 NULL, TEXT, ESCAPED, INTEGER, FLOAT, TRUE, FALSE = range(7)
 """Kinds of values; what was found in a column is a set of bits, `1 << kind`."""
@@ -22,7 +23,7 @@ POSITION, ROWS, HIGH, KEY_BEGIN, KEY_END, FACTS = range(6)
 """Its state: where it begins or has stopped, rows so far, whether a text is not ASCII, and where a new key lies."""
 
 KERNELS = MachineCode("penstock.sources.json_kernels")
-LOAD_BYTES, COMPILE_BYTES = 16 << 20, 128 << 20
+LOAD_BYTES, COMPILE_BYTES = 32 << 20, 128 << 20
 """Bytes of input for which the kernels are loaded, and compiled."""
 _MOST_KEYS = 63
 _MOST_BYTES = 1 << 30
@@ -38,6 +39,18 @@ _INFERRED = {
     **dict.fromkeys((1 << TEXT, 1 << ESCAPED, _TEXTS), pa.string()),
     **dict.fromkeys((1 << TRUE, 1 << FALSE, _BOOLEANS), pa.bool_()),
 }
+
+
+class CountedLines(JsonLines):
+    """JSON Lines that a kernel counts, if the kernels are loaded."""
+
+    def cut(self, data: npt.NDArray[np.uint8]) -> tuple[int, int]:
+        kernels = KERNELS.loaded
+        if kernels is None:
+            return super().cut(data)
+        end = np.zeros(1, np.int64)
+        count = kernels["count_lines"](data.ctypes.data, len(data), end.ctypes.data)
+        return int(end[0]), count
 
 
 class FlatRows:

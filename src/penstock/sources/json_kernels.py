@@ -78,6 +78,17 @@ def block_high(typing: Any, data: Any, at: Any) -> Any:
 
 
 @_intrinsic
+def count_newlines(typing: Any, data: Any, at: Any) -> Any:
+    """Number of newlines among 64 bytes."""
+
+    def emit(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        newline = builder.icmp_unsigned("==", _load(builder, *args), _all(0x0A))
+        return builder.ctpop(builder.bitcast(newline, _word))
+
+    return types.int64(types.CPointer(types.uint8), types.int64), emit
+
+
+@_intrinsic
 def copy_block(typing: Any, target: Any, to: Any, source: Any, at: Any) -> Any:
     """Copy 64 bytes."""
 
@@ -476,12 +487,32 @@ def take_booleans(kinds: Any, rows: Any, values: Any, valid: Any) -> Any:
     return 0
 
 
+@_kernel
+def count_lines(data: Any, size: Any, end: Any) -> Any:
+    """Number of whole lines; `end` gets the position behind the last of them."""
+    stop = size
+    while stop > 0 and data[stop - 1] != 0x0A:
+        stop -= 1
+    end[0] = stop
+    found: Any = 0
+    at = 0
+    while at + _BLOCK <= stop:
+        found += count_newlines(data, at)
+        at += _BLOCK
+    while at < stop:
+        if data[at] == 0x0A:
+            found += 1
+        at += 1
+    return found
+
+
 _u8, _i32, _i64 = types.CPointer(types.uint8), types.CPointer(types.int32), types.CPointer(types.int64)
 _count = types.int64
 SIGNATURES: dict[str, tuple[Any, Any]] = {
     "find_values": (
         find_values, _count(_u8, _count, _u8, _i32, _count, _count, _count, _i32, _u8, _u8, _i64, _i64)
     ),
+    "count_lines": (count_lines, _count(_u8, _count, _i64)),
     "take_texts": (take_texts, _count(_u8, _count, _i32, _u8, _count, _i32, _u8, _u8)),
     "take_booleans": (take_booleans, _count(_u8, _count, _u8, _u8)),
 }  # fmt: skip

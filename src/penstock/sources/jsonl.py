@@ -17,13 +17,13 @@ from penstock.files.compression import DamagedStreamError, open_input
 from penstock.files.json_values import DepthError, is_too_deep, loads
 from penstock.files.listing import PathLike
 from penstock.files.machine_code import Functions
-from penstock.files.records import JsonItems, JsonLines
+from penstock.files.records import JsonItems
 from penstock.pipeline.functions import arrow_schema
 from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Decoded
 from penstock.sources.blocks import FileLayout, RecordSpans
 from penstock.sources.file_source import project
-from penstock.sources.flat_json import COMPILE_BYTES, KERNELS, LOAD_BYTES, FlatRows, infer_flat
+from penstock.sources.flat_json import COMPILE_BYTES, KERNELS, LOAD_BYTES, CountedLines, FlatRows, infer_flat
 from penstock.sources.json_types import (
     TypeConflictError,
     conform,
@@ -99,7 +99,7 @@ class JsonlSource(RecordSource):
         self._flat: FlatRows | None = None
 
     def _lay_out(self, number: int) -> FileLayout:
-        return FileLayout(0, JsonLines())
+        return FileLayout(0, CountedLines())
 
     def _learn(self, found: pa.Schema) -> None:
         row = pa.struct(list(found))

@@ -11,14 +11,16 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from penstock.files.machine_code import Functions, MachineCode
+from penstock.files.records import JsonLines
 from penstock.sources import JsonlSource
-from penstock.sources.flat_json import KERNELS, FlatRows, infer_flat
+from penstock.sources.flat_json import KERNELS, CountedLines, FlatRows, infer_flat
 
 pytest.importorskip("numba")
 
@@ -313,6 +315,13 @@ def test_a_source_reads_and_infers_by_the_kernels(
     assert [row["score"] for row in rows] == [i / 7 for i in range(2000)]
 
 
+@given(st.lists(st.sampled_from([b"", b"x", b"y" * 63, b"z" * 200, b"\r"]), max_size=30).map(b"\n".join))
+def test_lines_are_counted_as_without_kernels(kernels: Functions, data: bytes) -> None:
+    assert KERNELS.loaded is kernels
+    view = np.frombuffer(data, np.uint8)
+    assert CountedLines().cut(view) == JsonLines().cut(view)
+
+
 # -- machine code ------------------------------------------------------------------------------------------------------
 
 
@@ -332,7 +341,6 @@ def test_small_inputs_load_no_compiler_and_large_ones_do_not_import_numba(kernel
         {change}
         source = JsonlSource({path!r})
         while source.next_batch(100) is not None: pass
-        if flat_json.KERNELS._loader: flat_json.KERNELS._loader.join()
         print("llvmlite" in sys.modules, "numba" in sys.modules, flat_json.KERNELS._functions is not None)
     """
     assert run(read.format(change="", path=str(path))) == "False False False\n"
@@ -355,12 +363,11 @@ def test_code_is_compiled_once_by_another_process(tmp_path: Path) -> None:
         import sys
         from penstock.sources.flat_json import KERNELS
         print(KERNELS.functions(compile_missing=False))
-        KERNELS._loader.join()
         print(KERNELS.functions(compile_missing=False), KERNELS._compiler)
         print(sorted(KERNELS.wait()), "numba" in sys.modules)
     """
     out = run(code, NUMBA_CACHE_DIR=str(tmp_path))
-    assert out == "None\nNone None\n['find_values', 'take_booleans', 'take_texts'] False\n"
+    assert out == "None\nNone None\n['count_lines', 'find_values', 'take_booleans', 'take_texts'] False\n"
     (made,) = (tmp_path / "penstock").iterdir()
     before = made.stat()
     assert "find_values" in run(code, NUMBA_CACHE_DIR=str(tmp_path))
