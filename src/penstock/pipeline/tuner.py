@@ -27,6 +27,7 @@ _PATIENCE = 5.0  # seconds of any kind that a batch may take: stages that wait f
 _WINDOW, _LONGEST_WINDOW = 0.4, 5.0  # seconds over which throughput is measured, if enough batches end in them
 _FEWEST_BATCHES = 8
 _GAIN, _LOSS = 1.03, 0.985  # throughput that more of something must bring, and that less of it may cost
+_SETTLED = 3.0  # seconds before fewer workers are tried: a run that is over by then has nothing to gain
 _RESTS = (4, 64)  # windows between two trials of the same step: after the first failure, and at most
 _IDLE, _HINDERED = 0.5, 0.8  # share of its time that a worker waits for work; share of its work that is CPU time
 
@@ -96,6 +97,7 @@ class Tuner:
         """State of the run when the batch size was last looked at."""
         self._window: _Mark | None = None
         """State of the run at the beginning of the window."""
+        self._began = clock()
 
     @property
     def batch_bytes(self) -> int:
@@ -220,7 +222,8 @@ class Tuner:
             elif batch_cpu < _SLOW / 2 and self.batch_bytes < min(_USUAL_BYTES, self._clamp(_USUAL_BYTES)):
                 yield "larger batches"
         if self._config.adaptive:
-            if self.workers > 1 and (idle > _IDLE or hindered):
+            settled = self._clock() - self._began >= _SETTLED
+            if self.workers > 1 and settled and (idle > _IDLE or hindered):
                 yield "fewer workers"
             if self.workers < self._config.worker_limit and now.backlog and now.starving:
                 yield "more workers"

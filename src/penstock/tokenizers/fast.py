@@ -29,6 +29,7 @@ from penstock.tokenizers.base import FastModel, Reference, reference_ids
 from penstock.tokenizers.verification import (
     CharacterComparison,
     Characters,
+    Proof,
     ascii_pairs,
     compared_rows,
     first_difference,
@@ -197,13 +198,10 @@ class FastPath:
             backend = FastBackend(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
             self._refuse(f"it does not support this model: {_first_line(error)}")
-        probes = text_array([*PROBES, *ascii_pairs(), *self._reference.probes()])
-        other = self._trapped(probes)
-        if other is not None:
-            probes = probes.filter(pa.array(~other))
-        _, difference = self._compared(backend, probes, utf8(probes), np.arange(len(probes)))
-        if difference is not None:
-            self._refuse(difference)
+        proof = Proof("difficult texts", self._reference.fingerprint(), self._parse_special, model.traps, PROBES)
+        if not proof.is_known():
+            self._compare_probes(backend)
+            proof.keep()
         characters = CharacterComparison(
             self._reference,
             encode=backend.encode,
@@ -214,6 +212,15 @@ class FastPath:
         self._characters = Characters(characters.different, characters.key, characters.contexts)
         self._backend = backend
         log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
+
+    def _compare_probes(self, backend: FastBackend) -> None:
+        probes = text_array([*PROBES, *ascii_pairs(), *self._reference.probes()])
+        other = self._trapped(probes)
+        if other is not None:
+            probes = probes.filter(pa.array(~other))
+        _, difference = self._compared(backend, probes, utf8(probes), np.arange(len(probes)))
+        if difference is not None:
+            self._refuse(difference)
 
     def _refuse(self, reason: str, level: int = logging.WARNING) -> NoReturn:
         if self._refusal is None:

@@ -1,7 +1,8 @@
 """Reference for Hugging Face `tokenizers`: one JSON document with everything that decides the ids.
 
 Parsing a vocabulary of 150,000 tokens takes about a second. A loader whose store exists needs only the fingerprint and
-the special tokens, so these facts are kept on disk, by the content of the document (`deferred`).
+the special tokens, so these facts are kept on disk, by the content of the document (`deferred`). Where they are known,
+the library parses the document when it is first asked for ids, which is after the fast path is loaded.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,6 +33,7 @@ from penstock.tokenizers.base import (
     as_token_table,
     check_largest_id,
 )
+from penstock.tokenizers.documents import ModelPlace, TokenizerDocument, fingerprint_of, model_place
 from penstock.tokenizers.verification import BYTE_PAIRS
 
 if TYPE_CHECKING:
@@ -46,49 +48,68 @@ KNOWN = {
     "pad": ("<pad>", "<|pad|>", "[PAD]"),
     "unk": ("<unk>", "<|unk|>", "[UNK]"),
 }
-MOST_GROWTH = 4096
-"""Letters that the replacements of a tokenizer may make of one."""
 FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a document says about its tokenizer, as the library has understood it."""
+
+    fingerprint: str
+    vocab_size: int
+    normalises: bool
+    special: SpecialTokens
+    renumbered: bool = False
+    """True if the library gives added tokens other ids than the document."""
+    model: ModelPlace | None = None
+    """Place of the model in the document, if it can be passed over."""
 
 
 class HuggingFaceReference:
     """Ids as `tokenizers` gives them, without post-processing, padding and truncation.
 
     The library returns ids as Python lists, document by document; that is one reason why it is not the fast path. The
-    vocabulary is parsed once; the two modes, with special tokens and without, share it.
+    vocabulary is parsed once, with `facts` when it is first needed; the two modes, with special tokens and without,
+    share it.
     """
 
-    def __init__(self, document: str, name: str, *, named: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, document: str, name: str, *, named: Mapping[str, str] | None = None, facts: TokenizerFacts | None = None
+    ) -> None:
         self.name, self._named = name, dict(named or {})
-        config = _checked(document, name)
-        _switch_off(config, name)
-        around = config.pop("post_processor", None)
-        self._document, self._hash = orjson.dumps(config | {"post_processor": None}), _hash(config)
-        # Without the vocabulary and the merges, which are large as Python objects.
-        self._model = {key: value for key, value in config["model"].items() if key not in ("vocab", "merges")}
+        parsed = TokenizerDocument.parsed(document, name, None if facts is None else facts.model)
+        config = self._config = parsed.config
+        self._model = parsed.model
         self._steps = {part: config.get(part) for part in ("normalizer", "pre_tokenizer")}
         self._normalizing = list(_parts(config.get("normalizer"), "normalizers"))
         self.normalises = any(step["type"] not in ("Replace", "Prepend") for step in self._normalizing)
         self._splitting = list(_parts(config.get("pre_tokenizer"), "pretokenizers"))
         self._added: list[dict[str, Any]] = config.get("added_tokens") or []
-        del config
         self._modes: dict[bool, tokenizers.Tokenizer] = {}
         self._loading = renewed(threading.Lock())
-        self._unused: tokenizers.Tokenizer | None = self._load()
-        vocab = self._unused.get_vocab(with_added_tokens=True)
-        check_largest_id(vocab, name)
-        self._renumber(vocab)
-        self.vocab_size = max(vocab.values(), default=-1) + 1
-        self._tokens: list[str] = [""] * self.vocab_size
-        for token, number in vocab.items():
-            self._tokens[number] = token
-        self.special = self._special(vocab, *_around(around, vocab))
+        self._unused: tokenizers.Tokenizer | None = None
+        if facts is None or facts.renumbered:
+            self._unused = self._load()
+            vocab = self._unused.get_vocab(with_added_tokens=True)
+            check_largest_id(vocab, name)
+            renumbered = self._renumber(vocab)
+            facts = TokenizerFacts(
+                fingerprint=fingerprint_of(orjson.loads(self._document)) if renumbered else parsed.fingerprint,
+                vocab_size=max(vocab.values(), default=-1) + 1,
+                normalises=self.normalises,
+                special=self._special(vocab, *_around(parsed.around, vocab)),
+                renumbered=renumbered,
+            )
+        self.facts = facts
+        self.vocab_size, self.special = facts.vocab_size, facts.special
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._document.decode(), self.name, self._named, self.special)
+        # The document has the ids of the library, and no post-processor: what that adds is in the facts.
+        facts = replace(self.facts, special=self.special, renumbered=False, model=None)
+        return _rebuilt, (self._document.decode(), self.name, self._named, facts)
 
     def fingerprint(self) -> str:
-        return f"tokenizers-{self._hash}"
+        return self.facts.fingerprint
 
     def ids(self, texts: list[str], *, parse_special: bool) -> list[Ints]:
         given = self._mode(parse_special).encode_batch_fast(texts, add_special_tokens=False)
@@ -147,11 +168,10 @@ class HuggingFaceReference:
         if self._model.get("type") not in ("BPE", None):
             return f"it does not support {self._model.get('type')} models"
 
-        document = self._document
+        config = self._config
         if not parse_special:
-            config = orjson.loads(document)
-            config["added_tokens"] = [token for token in self._added if not token["special"]]
-            document = orjson.dumps(config)
+            config = config | {"added_tokens": [token for token in self._added if not token["special"]]}
+        document = orjson.dumps(config)
         return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
 
     def splitter(self) -> Reference:
@@ -162,11 +182,29 @@ class HuggingFaceReference:
         tokens = [*(letters[byte] for byte in range(256)), *(first + second for first, second in merges)]
         model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
         document = {"version": "1.0", "added_tokens": [], "model": model} | self._steps
-        return HuggingFaceReference(orjson.dumps(document).decode(), self.name)
+        facts = TokenizerFacts(
+            fingerprint=fingerprint_of(document),
+            vocab_size=len(tokens),
+            normalises=self.normalises,
+            special=SpecialTokens(),
+        )
+        return HuggingFaceReference(orjson.dumps(document).decode(), self.name, facts=facts)
 
     def probes(self) -> list[str]:
         texts = [token["content"] for token in self._added[:64]]
         return [probe for text in texts for probe in (text, f"a{text}b", f" {text} {text}\n")]
+
+    @property
+    def _document(self) -> bytes:
+        return orjson.dumps(self._config)
+
+    @functools.cached_property
+    def _tokens(self) -> list[str]:
+        """The text of each token; empty for an id without one."""
+        tokens = [""] * self.vocab_size
+        for token, number in self._mode(False not in self._modes).get_vocab(with_added_tokens=True).items():
+            tokens[number] = token
+        return tokens
 
     @functools.cached_property
     def _added_ids(self) -> frozenset[int]:
@@ -184,7 +222,7 @@ class HuggingFaceReference:
         import tokenizers
 
         try:
-            return tokenizers.Tokenizer.from_str(self._document.decode())
+            return tokenizers.Tokenizer.from_buffer(self._document)
         except Exception as error:  # the library raises no other class
             raise ConfigError(f"{self.name} is not a tokenizer.json that `tokenizers` can load: {error}") from error
 
@@ -210,20 +248,21 @@ class HuggingFaceReference:
         if parse_special not in self._modes:
             with self._loading:
                 if parse_special not in self._modes:
-                    made, self._unused = self._unused or self._copy(), None
+                    made = self._unused or (self._copy() if self._modes else self._load())
+                    self._unused = None
                     made.encode_special_tokens = not parse_special
                     self._modes[parse_special] = made
         return self._modes[parse_special]
 
-    def _renumber(self, vocab: Mapping[str, int]) -> None:
-        """Use the ids that `tokenizers` gives to added tokens.
+    def _renumber(self, vocab: Mapping[str, int]) -> bool:
+        """Use the ids that `tokenizers` gives to added tokens; True if there are others in the document.
 
         It ignores the ids in the file for added tokens that are not in the model's own vocabulary, and counts on from
         the number of tokens: if ids have gaps, that is another id, or even the id of another token.
         """
         wrong = [token for token in self._added if vocab.get(token["content"], token["id"]) != token["id"]]
         if not wrong:
-            return
+            return False
         added = {token["content"] for token in wrong}
         others = {number: text for text, number in vocab.items() if text not in added}
         for token in wrong:
@@ -242,11 +281,9 @@ class HuggingFaceReference:
             wrong[0]["id"],
             vocab[wrong[0]["content"]],
         )
-        config = orjson.loads(self._document)
-        for token in config["added_tokens"]:
+        for token in self._added:
             token["id"] = vocab.get(token["content"], token["id"])
-        self._added = config["added_tokens"]
-        self._document, self._hash = orjson.dumps(config), _hash(config)
+        return True
 
     def _special(self, vocab: Mapping[str, int], first: int | None, last: int | None) -> SpecialTokens:
         """From the configuration if there is one, else from the post-processor, else by well-known names."""
@@ -265,52 +302,8 @@ class HuggingFaceReference:
         return SpecialTokens(named=special, adds_bos=first is not None and first == found.get("bos"), **found)
 
 
-def _rebuilt(document: str, name: str, named: Mapping[str, str], special: SpecialTokens) -> HuggingFaceReference:
-    made = HuggingFaceReference(document, name, named=named)
-    made.special = special  # the document no longer has the post-processor
-    return made
-
-
-def _checked(document: str, name: str) -> dict[str, Any]:
-    try:
-        config = orjson.loads(document)
-    except orjson.JSONDecodeError as error:
-        raise ConfigError(f"{name} is not JSON: {error}") from None
-    if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
-        raise ConfigError(f"{name} is not a tokenizer.json: it has no 'model'")
-    for part, inside in (("normalizer", "normalizers"), ("decoder", "decoders")):
-        _check_growth(config.get(part), inside, f"the {part} of {name}")
-    return config
-
-
-def _check_growth(step: Any, inside: str, name: str) -> None:
-    """Refuse replacements that together make a text much longer than any model wants."""
-    growth, steps = 1, [step]
-    while steps:
-        step = steps.pop()
-        if isinstance(step, dict) and step.get("type") == "Sequence" and isinstance(step.get(inside), list):
-            steps += step[inside]
-        elif isinstance(step, dict) and step.get("type") == "Replace":
-            growth *= max(1, len(str(step.get("content"))))
-    if growth > MOST_GROWTH:
-        raise ConfigError(f"{name} makes a text up to {growth:,} times as long, at most {MOST_GROWTH:,} times is taken")
-
-
-def _switch_off(config: dict[str, Any], name: str) -> None:
-    """Switch off padding, truncation and dropout; the caller removes the post-processor."""
-    for setting in ("padding", "truncation"):
-        if config.get(setting):
-            log.warning("%s: its %s setting %s is switched off", name, setting, config[setting])
-            config[setting] = None
-    if config["model"].get("dropout"):
-        log.warning("%s: its dropout of %s is switched off", name, config["model"]["dropout"])
-        config["model"]["dropout"] = None
-
-
-def _hash(config: dict[str, Any]) -> str:
-    """Hash of everything that decides the ids."""
-    decisive = {part: config.get(part) for part in ("added_tokens", "normalizer", "pre_tokenizer", "model")}
-    return str(xxhash.xxh3_128_hexdigest(orjson.dumps(decisive, option=orjson.OPT_SORT_KEYS)))
+def _rebuilt(document: str, name: str, named: Mapping[str, str], facts: TokenizerFacts) -> HuggingFaceReference:
+    return HuggingFaceReference(document, name, named=named, facts=facts)
 
 
 def _parts(step: dict[str, Any] | None, key: str) -> Iterator[dict[str, Any]]:
@@ -370,19 +363,19 @@ def as_named(tokens: Mapping[str, Any]) -> dict[str, str]:
     return named
 
 
-FACTS_VERSION = 2
+FACTS_VERSION = 3
 """Goes up when the same files would give other facts."""
 _CACHE_BYTES = 16 << 20
 
 
 def deferred(
-    load: Callable[[], Reference], name: str, content: bytes, named: Mapping[str, str], package: str
+    load: Callable[[TokenizerFacts | None], HuggingFaceReference], name: str, content: bytes, named: Mapping[str, str]
 ) -> Reference:
     """The reference that `load` makes of these bytes: loaded now, or deferred if its facts are known.
 
-    `named` are the special tokens that the configuration names, `package` is the library that parses the content.
+    `named` are the special tokens that the configuration names.
     """
-    options = {"version": FACTS_VERSION, "named": dict(named), package: importlib.metadata.version(package)}
+    options = {"version": FACTS_VERSION, "named": dict(named), "tokenizers": importlib.metadata.version("tokenizers")}
     digest = xxhash.xxh3_128(orjson.dumps(options, option=orjson.OPT_SORT_KEYS))
     digest.update(content)
     key = digest.hexdigest()
@@ -393,32 +386,26 @@ def deferred(
         log.info("facts of %s cannot be read from the cache: %s", name, error)
         facts = None
     if facts is not None:
-        return DeferredReference(load, name, orjson.loads(facts))
-    made = load()
-    kept = {
-        "fingerprint": made.fingerprint(),
-        "vocab_size": made.vocab_size,
-        "normalises": made.normalises,
-        "special": asdict(made.special),
-    }
+        known = orjson.loads(facts)
+        known["special"] = SpecialTokens(**known["special"])
+        known["model"] = ModelPlace(**known["model"]) if known["model"] is not None else None
+        return DeferredReference(load, name, TokenizerFacts(**known))
+    made = load(None)
     try:
-        cache.put(key, orjson.dumps(kept))
+        cache.put(key, orjson.dumps(asdict(replace(made.facts, model=model_place(content.decode())))))
     except OSError as error:
         log.info("facts of %s cannot be written to the cache: %s", name, error)
     return made
 
 
 class DeferredReference:
-    """A reference whose facts are known and whose library loads it when something is encoded."""
+    """A reference whose facts are known and whose document is parsed when something is encoded."""
 
-    def __init__(self, load: Callable[[], Reference], name: str, facts: Mapping[str, Any]) -> None:
+    def __init__(self, load: Callable[[TokenizerFacts | None], Reference], name: str, facts: TokenizerFacts) -> None:
         self.name, self._loading = name, renewed(threading.Lock())
-        self._load: Callable[[], Reference] | None = load
-        self._fingerprint: str = facts["fingerprint"]
-        self.vocab_size: int = facts["vocab_size"]
-        self.normalises: bool = facts["normalises"]
-        self.special = SpecialTokens(**facts["special"])
-
+        self._load: Callable[[TokenizerFacts | None], Reference] | None = load
+        self._facts = facts
+        self.vocab_size, self.normalises, self.special = facts.vocab_size, facts.normalises, facts.special
         self._made: Reference | None = None
 
     def loaded(self) -> Reference:
@@ -426,7 +413,7 @@ class DeferredReference:
         with self._loading:
             if self._made is None:
                 assert self._load is not None
-                self._made = self._load()
+                self._made = self._load(self._facts)
                 self._load = None  # it holds the content of the file
             return self._made
 
@@ -434,7 +421,7 @@ class DeferredReference:
         return self.loaded().__reduce__()  # type: ignore[return-value]  # the same bytes, so the same identity
 
     def fingerprint(self) -> str:
-        return self._fingerprint
+        return self._facts.fingerprint
 
     def ids(self, texts: list[str], *, parse_special: bool) -> Sequence[Ints]:
         return self.loaded().ids(texts, parse_special=parse_special)

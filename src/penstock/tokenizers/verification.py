@@ -464,6 +464,29 @@ class CharacterComparison:
         return self._load(model, small.vocab_size)
 
 
+class Proof:
+    """A comparison without a difference, kept on disk by everything that decides its result, library versions too."""
+
+    def __init__(self, *facts: object) -> None:
+        self._key = xxhash.xxh3_128_hexdigest(f"{facts} {VERSION} {_versions()}".encode())
+        self._cache = DiskCache(default_cache_directory() / "characters", CACHE_BYTES)
+
+    def is_known(self) -> bool:
+        """True if the comparison was made before."""
+        try:
+            return self._cache.get(self._key) is not None
+        except OSError as error:
+            log.info("comparisons of tokenizers cannot be read from the cache: %s", error)
+            return False
+
+    def keep(self) -> None:
+        """Note that the comparison was made and there was no difference."""
+        try:
+            self._cache.put(self._key, b"same")
+        except OSError as error:
+            log.info("comparisons of tokenizers cannot be written to the cache: %s", error)
+
+
 def _versions() -> list[str]:
     found = {dist.name: dist.version for dist in map(_distribution, LIBRARIES) if dist is not None}
     return [f"{name} {version}" for name, version in found.items()]

@@ -243,3 +243,12 @@ def test_batches_of_many_columns_are_larger_within_the_budget() -> None:
     assert batch_bytes(5000, 1024 * MIB) == 5000 << 10
     assert batch_bytes(20, 64 * MIB) == MIB // 2
     assert batch_bytes(5000, 64 * MIB, rows_ahead=8) <= 2 << 17  # few rows were asked for
+
+
+@pytest.mark.parametrize("cores", [2, 4])
+def test_a_run_of_seconds_keeps_all_its_workers(cores: int) -> None:
+    """The trial of fewer took a large part of runs that were over before it could have brought anything."""
+    run = Simulation(Machine(cores=cores, seconds_per_mib=0.004, others=2.0))
+    workers = [run.run(0.1).tuner.workers for _ in range(25)]
+    assert workers == [cores] * 25
+    assert min(run.run(0.1).tuner.workers for _ in range(50)) < cores, "a longer run tries fewer"

@@ -531,3 +531,17 @@ def test_threads_that_begin_together_get_the_same_ids(name: str) -> None:
     with ThreadPoolExecutor(6) as pool:
         made = list(pool.map(encode, [True, False] * 3))
     assert all(ids == ids_of(name, values) * 5 for ids in made)
+
+
+def test_the_probes_are_compared_once_and_a_difference_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal() -> str | None:
+        tokenizer = fresh()
+        tokenizer.encode(pa.array(["the water"]))
+        return tokenizer.slow_because()
+
+    with monkeypatch.context() as spoiled:
+        spoil(spoiled, "日本語".encode())
+        assert ["日本語" in (refusal() or "") for _ in range(2)] == [True, True]
+    calls = spoil(monkeypatch, b"\xff")
+    assert [refusal() for _ in range(2)] == [None, None]
+    assert sum(rows >= len(fast.PROBES) for rows in calls) == 1
