@@ -127,7 +127,7 @@ class StreamReader:
             memory=self._budget.limit,
         )
         stays = None if isinstance(self.spec.paths, list) else why_it_stays(self.spec.paths)
-        self.workers = choose_workers(self.options, stays=stays)
+        self.workers = choose_workers(self.options, memory=self._budget.limit, stays=stays)
         """Workers that make the batches, and the reason for them."""
         self._made_by: StreamSteps | None = None
         self._samples_by: StepMaker | None = None

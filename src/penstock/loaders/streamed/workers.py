@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 _FIRST_PROCESSES = 4
 _MOST_THREADS = 2
 _FEW_CORES = 2
+_PROCESS_BYTES = 128 << 20
+"""Memory of the budget that a process beyond the first ones needs for its caches."""
 _THREAD_SECONDS = 2.0
 """A stream that is read for longer than this is worth processes."""
 
@@ -53,10 +55,16 @@ class WorkerChoice:
 
 
 def choose_workers(
-    options: StreamOptions, cores: int | None = None, ranks: int | None = None, *, stays: str | None = None
+    options: StreamOptions,
+    cores: int | None = None,
+    ranks: int | None = None,
+    *,
+    memory: int = 1 << 30,
+    stays: str | None = None,
 ) -> WorkerChoice:
     """Workers for these options on a machine with so many cores for so many ranks; by default this one.
 
+    `memory` is the budget, whose caches the processes share.
     `stays` is the reason why no other process can read the input.
     """
     given = options.workers if isinstance(options.workers, int) else None
@@ -68,6 +76,7 @@ def choose_workers(
     cores = max(1, (cores or available_cores()) // ranks)
     most = given or max(1, cores - _FEW_CORES)
     processes = min(most, given or _FIRST_PROCESSES)
+    most = max(processes, min(most, memory // _PROCESS_BYTES))
     if options.worker_type == "thread":
         return WorkerChoice("thread", given, "worker_type='thread'")
     if options.worker_type == "process":
