@@ -29,7 +29,7 @@ _ARROW_CODECS = {".gz": "gzip", ".zst": "zstd", ".lz4": "lz4"}
 _LEVELS = {".gz": (0, 9), ".zst": (1, 22), ".bz2": (1, 9), ".lz4": (0, 0), ".xz": (0, 9)}
 _BUFFER_BYTES = 1 << 18
 _FRAME_BYTES = 4 << 20
-_PIECE_BYTES = 1 << 12
+_PIECE_BYTES = 1 << 16
 
 
 class ByteReader(Protocol):
@@ -58,7 +58,7 @@ def open_input(path: PathLike, offset: int = 0, *, open_at: Callable[[int], io.R
     opener = open_at or functools.partial(open_raw, file)
     reader: Any = _Decompressed(opener, codec) if codec else opener(min(offset, size))
     try:
-        reached = _skip(reader, offset) if codec else min(size, offset)
+        reached = skip_bytes(reader, offset) if codec else min(size, offset)
         if reached < offset:
             raise ResumeError(
                 f"{file} has {reached} bytes now, and the state is at byte {offset}; "
@@ -224,7 +224,7 @@ class _Streams:
         return True
 
 
-def _skip(reader: ByteReader, count: int) -> int:
+def skip_bytes(reader: ByteReader, count: int) -> int:
     """Read past `count` bytes; how many there were."""
     scratch = memoryview(bytearray(min(count, 1 << 20)))
     left = count

@@ -22,6 +22,7 @@ from penstock.files.records import Cutter, first_newline
 from penstock.memory.budget import format_bytes
 from penstock.memory.pool import BufferPool, PooledBuffer
 from penstock.pipeline.stages import Block, Decoded, Origin
+from penstock.sources.compressed_ahead import CompressedAhead
 
 Bytes = npt.NDArray[np.uint8]
 _NOTHING: Bytes = np.empty(0, np.uint8)
@@ -62,7 +63,7 @@ class BlockReader:
     A record longer than `max_row_bytes` is an error before it is read to its end, so that one endless line cannot take
     all memory. Errors are raised after the last good record, by the call after the one that returned it, and
     again by every further call until `skip_bad` moves past it: the long record where a newline ends it, or the rest of
-    the file.
+    the file. Up to `inflated_bytes` of the next compressed files are decompressed meanwhile.
     """
 
     def __init__(
@@ -76,13 +77,17 @@ class BlockReader:
         place: BlockPosition,
         stamps: FileStamps | None = None,
         ahead: RemoteReadAhead | None = None,
+        inflated_bytes: int = 0,
     ) -> None:
         self._files, self._layout, self._pool = files, layout, pool
         self._stamps = stamps if stamps is not None else FileStamps()
         self._ahead = ahead if ahead is not None else RemoteReadAhead(files, WINDOW_BYTES)
+        self._inflated = CompressedAhead(files, inflated_bytes, self._stamps)
         self._max_row_bytes, self._allow_empty = max_row_bytes, allow_empty
         self.place = place
         self._reader: ByteReader | None = None
+        self._goes_on = False
+        """True after the first block: who only looks at that one needs no other file."""
         self._tail = _NOTHING
         """Bytes read after the last whole record."""
         self._ended = False
@@ -95,8 +100,11 @@ class BlockReader:
         while self.place.file < len(self._files):
             if self._reader is None:
                 self._open()
+            if self._goes_on:
+                self._inflated.begin_after(self.place.file)
             block = self._read(max(max_bytes, 1))
             if block is not None:
+                self._goes_on = True
                 return block
             self._next_file()
         return None
@@ -112,6 +120,7 @@ class BlockReader:
     def close(self) -> None:
         self._close_file()
         self._ahead.close()
+        self._inflated.close()
 
     def _close_file(self) -> None:
         if self._reader is not None:
@@ -120,7 +129,7 @@ class BlockReader:
 
     @property
     def held_bytes(self) -> int:
-        return self._tail.nbytes + self._ahead.held_bytes
+        return self._tail.nbytes + self._ahead.held_bytes + self._inflated.held_bytes
 
     @property
     def file_position(self) -> int:
@@ -137,7 +146,9 @@ class BlockReader:
         if self.place.offset < layout.begin:
             self.place = BlockPosition(number, layout.begin)
         try:
-            self._reader = open_input(self._files[number], self.place.offset, open_at=self._opener(number))
+            self._reader = self._inflated.take(number, self.place.offset) if self.place.offset == layout.begin else None
+            if self._reader is None:
+                self._reader = open_input(self._files[number], self.place.offset, open_at=self._opener(number))
         except DamagedStreamError as error:
             raise self._error(f"the compressed stream is damaged or cut short ({error})") from error
         self._tail, self._ended, self._trouble, self._too_long = _NOTHING, False, None, False

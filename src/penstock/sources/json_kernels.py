@@ -1,8 +1,8 @@
-"""Kernels of JSON Lines, for numba: where the values of flat rows lie, and the values of a column.
+"""Kernels of JSON Lines, for numba: where the values of rows lie, and the values of a column.
 
 They are compiled by another process (`files.machine_code`), which alone imports this module. A kernel gets addresses,
 allocates nothing and raises nothing: bytes are examined 64 at a time, and whatever is not plain is left to Arrow's
-parser. Grammar: one object a line, without a level below; keys without escapes, of a table that the caller gives.
+parser. Grammar: one object a line, with keys of a tree that the caller gives.
 """
 
 from __future__ import annotations
@@ -13,24 +13,39 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from penstock._optional import require
-from penstock.sources.flat_json import (
+from penstock.sources.plain_json import (
+    BASE,
+    BEGIN,
     DONE,
+    END,
     ESCAPED,
     FACTS,
     FALSE,
+    FILLED,
     FLOAT,
+    FULL,
     HIGH,
     INTEGER,
-    KEY_BEGIN,
-    KEY_END,
+    ITEMS,
+    KEYS,
+    LIST,
+    MOST_DEPTH,
+    NEW_ITEM,
     NEW_KEY,
+    NODE,
     NULL,
+    OBJECT,
     ODD,
     POSITION,
+    ROOM,
     ROWS,
+    SIZE,
+    STACK,
     TEXT,
     TRUE,
 )
+
+KEY, ITEM, END_OF_ROW = range(3)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -258,38 +273,62 @@ def _after_space(data: Any, at: Any, size: Any) -> Any:
 
 
 @_kernel
-def _key_number(data: Any, begin: Any, end: Any, keys: Any, key_ends: Any, count: Any, expected: Any) -> Any:
-    """Number of a key in the table, -1 if it is not there; that of `expected` is compared first."""
-    for i in range(count):
-        number = expected + i
-        if number >= count:
-            number -= count
-        first = key_ends[number]
-        if key_ends[number + 1] - first == end - begin:
-            j = 0
-            while j < end - begin and keys[first + j] == data[begin + j]:
-                j += 1
-            if j == end - begin:
-                return number
+def _key_entry(data: Any, begin: Any, end: Any, keys: Any, table: Any, first: Any, last: Any, expected: Any) -> Any:
+    """Number of a key among those of an object, -1 if it is not there; that of `expected` is compared first."""
+    entry = expected
+    for _ in range(first, last):
+        if entry >= last:
+            entry = first
+        key = table[entry]
+        if table[entry + 1] - key == end - begin:
+            i = 0
+            while i < end - begin and keys[key + i] == data[begin + i]:
+                i += 1
+            if i == end - begin:
+                return entry
+        entry += 1
     return -1
 
 
 @_kernel
+def _put(spans: Any, kinds: Any, place: Any, kind: Any, begin: Any, end: Any) -> Any:
+    kinds[place] = kind
+    spans[2 * place] = begin
+    spans[2 * place + 1] = end
+
+
+@_kernel
 def find_values(
-    data: Any, size: Any, keys: Any, key_ends: Any, count: Any, skip: Any, room: Any,
-    spans: Any, kinds: Any, found: Any, sizes: Any, state: Any,
+    data: Any, size: Any, keys: Any, table: Any, nodes: Any, skip: Any, writes: Any,
+    spans: Any, kinds: Any, found: Any, facts: Any, state: Any,
 ) -> Any:  # fmt: skip
     """Find the values of whole lines.
 
-    For `room` rows of each key there are `spans`, which get where a value begins and ends, and `kinds`, all NULL
-    before. `found` gets the kinds of each key as bits, `sizes` the bytes of its texts and numbers. What has another key
-    is passed over if `skip`; otherwise the key is reported, and the row comes again. Without `room` only `found` is
-    written.
+    Places of values form a tree of nodes: the row is node 0, fields of objects and items of lists are its branches.
+    `table` has the ends of the keys of all nodes, the node of each, the first key of each node, and the node of the
+    items of each. A node has room for values from a base on, both in `facts` (`ROOM`, `BASE`); `spans` gets where each
+    of them begins and ends, in the data or among the items, and `kinds` its kind, all NULL before. `found` gets the
+    kinds of a node as bits, `facts` the number of its values that are not null, the bytes of its texts and numbers, and
+    its items. What is not in the tree is passed over if `skip`; otherwise it is reported, and the row comes again.
+    Without `writes` nothing but `found` and `facts` is written.
     """
+    key_count = state[KEYS]
+    key_nodes = key_count + 1
+    first_keys = key_nodes + key_count
+    item_nodes = first_keys + nodes + 1
+    bases, rooms, filled, sizes, items, stack = (
+        BASE * nodes,
+        ROOM * nodes,
+        FILLED * nodes,
+        SIZE * nodes,
+        ITEMS * nodes,
+        STACK * nodes,
+    )
     at = state[POSITION]
     row = state[ROWS]
+    one = np.int64(1)
     while at < size:
-        begin = at
+        line = at
         at = _after_space(data, at, size)
         if at < size and data[at] == 0x0D:
             at += 1
@@ -298,79 +337,135 @@ def find_values(
         if data[at] == 0x0A:
             at += 1
             continue
-        if data[at] != 0x7B or (room > 0 and row >= room):
+        if data[at] != 0x7B:
             return ODD
-        seen = np.uint64(0)
-        expected = 0
+        at += 1
+        depth = 0
+        node, index, expected, seen, in_list = np.int64(0), row, np.int64(0), np.int64(0), False
+        step = KEY
         while True:
-            at = _after_space(data, at + 1, size)
-            if at >= size or data[at] != 0x22:
-                return ODD
-            key = at + 1
-            state[FACTS] = 0
-            at = _text_end(data, key, size, state)
-            if at < 0 or state[FACTS] != 0:
-                return ODD
-            number = _key_number(data, key, at, keys, key_ends, count, expected)
-            if number >= 0:
-                bit = np.uint64(1) << np.uint64(number)
-                if seen & bit != 0:
+            value = np.int64(-1)
+            value_index = index
+            if step == KEY:
+                at = _after_space(data, at, size)
+                if at >= size or data[at] != 0x22:
                     return ODD
-                seen |= bit
-                expected = number + 1 if number + 1 < count else 0
-            elif skip == 0:
-                state[POSITION], state[ROWS], state[KEY_BEGIN], state[KEY_END] = begin, row, key, at
-                return NEW_KEY
-            at = _after_space(data, at + 1, size)
-            if at >= size or data[at] != 0x3A:
-                return ODD
-            at = _after_space(data, at + 1, size)
-            if at >= size:
-                return ODD
-            state[FACTS] = 0
-            first = at
-            letter = data[at]
-            if letter == 0x22:
-                first = at + 1
-                last = _text_end(data, first, size, state)
-                kind = TEXT if state[FACTS] == 0 else ESCAPED
-                at = last + 1
-            elif letter == 0x6E:
-                last = first if _is_word(data, at, size, 0x75, 0x6C, 0x6C) else np.int64(-1)
-                kind = NULL
-                at += 4
-            elif letter == 0x74:
-                last = first if _is_word(data, at, size, 0x72, 0x75, 0x65) else np.int64(-1)
-                kind = TRUE
-                at += 4
-            elif letter == 0x66:
-                last = first if at < size and _is_word(data, at + 1, size, 0x6C, 0x73, 0x65) else np.int64(-1)
-                if last >= 0 and data[at + 1] != 0x61:
-                    last = np.int64(-1)
-                kind = FALSE
-                at += 5
-            else:
-                last = _number_end(data, at, size, state)
-                kind = INTEGER if state[FACTS] == 0 else FLOAT
-                at = last
-            if last < 0:
-                return ODD
-            if number >= 0:
-                found[number] |= np.uint8(1 << kind)
-                if room > 0:
-                    place = number * room + row
-                    spans[2 * place] = first
-                    spans[2 * place + 1] = last
-                    kinds[place] = kind
-                    sizes[number] += last - first
+                key = at + 1
+                state[FACTS] = 0
+                at = _text_end(data, key, size, state)
+                if at < 0 or state[FACTS] != 0:
+                    return ODD
+                if node >= 0:
+                    first, last = np.int64(table[first_keys + node]), np.int64(table[first_keys + node + 1])
+                    entry = _key_entry(data, key, at, keys, table, first, last, first + expected)
+                    if entry >= 0:
+                        bit = one << (entry - first)
+                        if seen & bit != 0:
+                            return ODD
+                        seen |= bit
+                        expected = entry + 1 - first
+                        value = np.int64(table[key_nodes + entry])
+                    elif skip == 0:
+                        state[POSITION], state[ROWS], state[NODE], state[BEGIN], state[END] = line, row, node, key, at
+                        return NEW_KEY
+                at = _after_space(data, at + 1, size)
+                if at >= size or data[at] != 0x3A:
+                    return ODD
+                at += 1
+            elif node >= 0:
+                value = np.int64(table[item_nodes + node])
+                value_index = facts[items + value]
+                facts[items + value] += 1
             at = _after_space(data, at, size)
             if at >= size:
                 return ODD
-            if data[at] == 0x7D:
-                break
-            if data[at] != 0x2C:
+            letter = data[at]
+            kind = NULL
+            begin = at
+            end = at
+            state[FACTS] = 0
+            if letter == 0x22:
+                begin = at + 1
+                end = _text_end(data, begin, size, state)
+                kind = TEXT if state[FACTS] == 0 else ESCAPED
+                at = end + 1
+            elif letter == 0x7B:
+                kind = OBJECT
+            elif letter == 0x5B:
+                kind = LIST
+                if value >= 0:
+                    item = np.int64(table[item_nodes + value])
+                    if item < 0:
+                        if writes != 0:
+                            return ODD
+                        state[POSITION], state[ROWS], state[NODE] = line, row, value
+                        return NEW_ITEM
+                    begin = facts[items + item]
+            elif letter == 0x6E:
+                end = at if _is_word(data, at, size, 0x75, 0x6C, 0x6C) else np.int64(-1)
+                at += 4
+            elif letter == 0x74:
+                end = at if _is_word(data, at, size, 0x72, 0x75, 0x65) else np.int64(-1)
+                kind = TRUE
+                at += 4
+            elif letter == 0x66:
+                is_false = at + 1 < size and data[at + 1] == 0x61 and _is_word(data, at + 1, size, 0x6C, 0x73, 0x65)
+                end = at if is_false else np.int64(-1)
+                kind = FALSE
+                at += 5
+            else:
+                end = _number_end(data, at, size, state)
+                kind = INTEGER if state[FACTS] == 0 else FLOAT
+                at = end
+            if end < 0:
                 return ODD
-        at = _after_space(data, at + 1, size)
+            if value >= 0:
+                if writes != 0 and value_index >= facts[rooms + value]:
+                    state[NODE] = value
+                    return FULL
+                if kind != NULL:
+                    found[value] |= np.uint8(1 << (kind - 1))
+                    facts[filled + value] += 1
+                    if writes != 0:
+                        _put(spans, kinds, facts[bases + value] + value_index, kind, begin, end)
+                        facts[sizes + value] += end - begin
+            if kind >= OBJECT:
+                if depth == MOST_DEPTH:
+                    return ODD
+                level = stack + 5 * depth
+                facts[level], facts[level + 1], facts[level + 2], facts[level + 3] = node, index, expected, seen
+                facts[level + 4] = 1 if in_list else 0
+                depth += 1
+                node, index, expected, seen, in_list = value, value_index, np.int64(0), np.int64(0), kind == LIST
+                at = _after_space(data, at + 1, size)
+                if at >= size:
+                    return ODD
+                step = ITEM if in_list else KEY
+                if data[at] != (0x5D if in_list else 0x7D):
+                    continue
+            while True:
+                at = _after_space(data, at, size)
+                if at >= size:
+                    return ODD
+                letter = data[at]
+                at += 1
+                if letter == 0x2C:
+                    step = ITEM if in_list else KEY
+                    break
+                if letter != (0x5D if in_list else 0x7D):
+                    return ODD
+                if depth == 0:
+                    step = END_OF_ROW
+                    break
+                if in_list and node >= 0 and writes != 0:
+                    spans[2 * (facts[bases + node] + index) + 1] = facts[items + np.int64(table[item_nodes + node])]
+                depth -= 1
+                level = stack + 5 * depth
+                node, index, expected, seen = facts[level], facts[level + 1], facts[level + 2], facts[level + 3]
+                in_list = facts[level + 4] != 0
+            if step == END_OF_ROW:
+                break
+        at = _after_space(data, at, size)
         if at < size and data[at] == 0x0D:
             at += 1
         if at < size:
@@ -378,10 +473,6 @@ def find_values(
                 return ODD
             at += 1
         row += 1
-        if count < 64 and seen != (np.uint64(1) << np.uint64(count)) - np.uint64(1):
-            for i in range(count):
-                if seen & (np.uint64(1) << np.uint64(i)) == 0:
-                    found[i] |= np.uint8(1)
     state[ROWS] = row
     return DONE
 
@@ -456,15 +547,14 @@ def _put_character(target: Any, to: Any, code: Any) -> Any:
 
 
 @_kernel
-def take_texts(data: Any, size: Any, spans: Any, kinds: Any, rows: Any, offsets: Any, target: Any, valid: Any) -> Any:
+def take_texts(data: Any, size: Any, spans: Any, kinds: Any, rows: Any, offsets: Any, target: Any) -> Any:
     """Texts, or numbers as texts, of a column one after the other; how many bytes. `target` has 64 bytes more than they
-    need, and `valid` begins as zeros."""
+    need."""
     to: Any = 0
     for row in range(rows):
         offsets[row] = to
         kind = kinds[row]
         if kind != NULL:
-            valid[row >> 3] |= np.uint8(1 << (row & 7))
             begin = np.int64(spans[2 * row])
             end = np.int64(spans[2 * row + 1])
             if kind == ESCAPED:
@@ -477,13 +567,23 @@ def take_texts(data: Any, size: Any, spans: Any, kinds: Any, rows: Any, offsets:
 
 
 @_kernel
-def take_booleans(kinds: Any, rows: Any, values: Any, valid: Any) -> Any:
-    """Truth values of a column, as bits; both arrays of bits begin as zeros."""
+def take_lists(spans: Any, kinds: Any, rows: Any, offsets: Any) -> Any:
+    """Offsets of the lists of a column among their items."""
+    last: Any = 0
     for row in range(rows):
+        offsets[row] = last
         if kinds[row] != NULL:
-            valid[row >> 3] |= np.uint8(1 << (row & 7))
-            if kinds[row] == TRUE:
-                values[row >> 3] |= np.uint8(1 << (row & 7))
+            last = spans[2 * row + 1]
+    offsets[rows] = last
+    return last
+
+
+@_kernel
+def take_bits(kinds: Any, rows: Any, kind: Any, bits: Any) -> Any:
+    """Bits of the values of a kind, or of all that are not NULL where the kind is NULL; `bits` begins as zeros."""
+    for row in range(rows):
+        if kinds[row] == kind if kind != NULL else kinds[row] != NULL:
+            bits[row >> 3] |= np.uint8(1 << (row & 7))
     return 0
 
 
@@ -513,6 +613,7 @@ SIGNATURES: dict[str, tuple[Any, Any]] = {
         find_values, _count(_u8, _count, _u8, _i32, _count, _count, _count, _i32, _u8, _u8, _i64, _i64)
     ),
     "count_lines": (count_lines, _count(_u8, _count, _i64)),
-    "take_texts": (take_texts, _count(_u8, _count, _i32, _u8, _count, _i32, _u8, _u8)),
-    "take_booleans": (take_booleans, _count(_u8, _count, _u8, _u8)),
+    "take_texts": (take_texts, _count(_u8, _count, _i32, _u8, _count, _i32, _u8)),
+    "take_lists": (take_lists, _count(_i32, _u8, _count, _i32)),
+    "take_bits": (take_bits, _count(_u8, _count, _count, _u8)),
 }  # fmt: skip

@@ -23,7 +23,6 @@ from penstock.pipeline.prefetch import map_ahead
 from penstock.pipeline.stages import Block, Decoded
 from penstock.sources.blocks import FileLayout, RecordSpans
 from penstock.sources.file_source import project
-from penstock.sources.flat_json import COMPILE_BYTES, KERNELS, LOAD_BYTES, CountedLines, FlatRows, infer_flat
 from penstock.sources.json_types import (
     TypeConflictError,
     conform,
@@ -37,6 +36,7 @@ from penstock.sources.json_types import (
     verbatim,
     without_timestamps,
 )
+from penstock.sources.plain_json import COMPILE_BYTES, KERNELS, LOAD_BYTES, CountedLines, PlainRows, infer_plain
 from penstock.sources.record_source import RecordSource, TypeScan, check_utf8
 from penstock.types import Schema, from_rows
 
@@ -96,7 +96,7 @@ class JsonlSource(RecordSource):
         """The schema, and what Arrow's parser is asked for."""
         self._by_rows = self._given and not _parses_natively(self._schema)
         self._input_bytes: int | None = None
-        self._flat: FlatRows | None = None
+        self._plain: PlainRows | None = None
 
     def _lay_out(self, number: int) -> FileLayout:
         return FileLayout(0, CountedLines())
@@ -117,10 +117,10 @@ class JsonlSource(RecordSource):
         self._schema = self._mark = None  # what was learned by a look at the schema is learned again
         return True
 
-    # -- flat rows ---------------------------------------------------------------------------------------------------
+    # -- plain rows --------------------------------------------------------------------------------------------------
 
     def _kernels(self) -> Functions | None:
-        """The kernels for flat rows, if there are any: input that is read in no time is not worth loading them."""
+        """The kernels for plain rows, if there are any: input that is read in no time is not worth loading them."""
         if not self._one_a_line:
             return None
         if self._input_bytes is None:
@@ -130,34 +130,34 @@ class JsonlSource(RecordSource):
         return KERNELS.functions(compile_missing=self._input_bytes >= COMPILE_BYTES)
 
     def _decode(self, block: Block) -> Decoded:
-        batch = self._flat_batch(block) if not self._by_rows and block.meta["records"] else None
+        batch = self._plain_batch(block) if not self._by_rows and block.meta["records"] else None
         if batch is None:
             return super()._decode(block)
         rows = tuple(RecordSpans(block).filled().tolist()) if batch.num_rows < block.meta["records"] else None
         return Decoded(batch, rows=rows)
 
-    def _flat_batch(self, block: Block) -> pa.RecordBatch | None:
+    def _plain_batch(self, block: Block) -> pa.RecordBatch | None:
         """The rows of a block without anything unusual; None where they need a closer look."""
         kernels = self._kernels()
         if kernels is None:
             return None
-        flat = self._flat
-        if flat is None or flat.schema is not self.schema:
-            self._flat = flat = FlatRows(self.schema, others=self._columns is not None)
-        if not flat.is_possible:
+        plain = self._plain
+        if plain is None or plain.schema is not self.schema:
+            self._plain = plain = PlainRows(self.schema, others=self._columns is not None)
+        if not plain.is_possible:
             return None
         try:
-            found = flat.decode(kernels, block.data, block.meta["records"])
+            found = plain.decode(kernels, block.data, block.meta["records"])
             if found is not None and not found[1]:
                 check_utf8(block.data)
         except (pa.ArrowException, ValueError):
             return None
         return found[0] if found is not None else None
 
-    def _flat_type(self, data: pa.Buffer) -> pa.DataType | None:
+    def _plain_type(self, data: pa.Buffer) -> pa.DataType | None:
         """The type of the rows of a block without anything unusual, whatever encoding its texts have."""
         kernels = self._kernels()
-        found = infer_flat(kernels, data) if kernels is not None else None
+        found = infer_plain(kernels, data) if kernels is not None else None
         return pa.struct([(name, self._wanted(name, kind)) for name, kind in found]) if found is not None else None
 
     # -- parsing -----------------------------------------------------------------------------------------------------
@@ -342,7 +342,7 @@ class JsonlSource(RecordSource):
     def _try_to_infer(self, block: Block) -> tuple[Block, pa.DataType | None, bool]:
         """A block, the type of its rows (None if something in it is unusual), and whether their text was parsed."""
         try:
-            if (kind := self._flat_type(block.data)) is not None:
+            if (kind := self._plain_type(block.data)) is not None:
                 return block, kind, False
             table = self._read_skeleton(block, np.frombuffer(block.data, np.uint8))
             if table is not None:
@@ -354,7 +354,7 @@ class JsonlSource(RecordSource):
     def _infer_from_text(self, block: Block) -> pa.DataType:
         """The type of the rows of a block, all of which are valid, text too."""
         check_utf8(block.data)
-        if (kind := self._flat_type(block.data)) is not None:
+        if (kind := self._plain_type(block.data)) is not None:
             return kind
         ready, count = block.meta["layout"].cutter.prepare(np.frombuffer(block.data, np.uint8))
         return self._row_type(self._read_any(pa.py_buffer(ready), count)) if count else pa.struct([])

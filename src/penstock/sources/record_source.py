@@ -40,6 +40,7 @@ _SCAN_BYTES = 4 << 20
 _SCAN_BLOCKS = 16
 _POOL_BYTES = 32 << 20
 _BATCH_BYTES = 1 << 20
+_INFLATED_BYTES = 64 << 20
 _KEPT_SHARE, _LEAST_BUDGET = 4, 256 << 20
 """Part of a memory budget for what the scan has read of remote files, and the least budget that has room for it."""
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)
@@ -81,6 +82,8 @@ class RecordSource(Source):
         self._scan_bytes = _SCAN_BYTES
         self.read_ahead_bytes = WINDOW_BYTES
         """Most bytes of remote files that are requested ahead."""
+        self._inflated_bytes = _INFLATED_BYTES
+        """Most bytes of the next compressed files that are decompressed ahead."""
         self._kept = KeptParts(WINDOW_BYTES)
         """What the scan has read of remote files, for the rows."""
         self.shared_parts: SharedParts | None = None
@@ -255,6 +258,7 @@ class RecordSource(Source):
         self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 32))
         self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
         self.read_ahead_bytes = window_for(2 * nbytes)
+        self._inflated_bytes = min(_INFLATED_BYTES, nbytes // 16) if nbytes >= _LEAST_BUDGET else 0
         if not self._kept.held_bytes:
             self._kept = KeptParts(nbytes // _KEPT_SHARE if nbytes >= _LEAST_BUDGET else 0)
 
@@ -343,6 +347,7 @@ class RecordSource(Source):
             place=place,
             stamps=self._list.stamps,
             ahead=ahead,
+            inflated_bytes=self._inflated_bytes,
         )
 
     def _layout(self, number: int) -> FileLayout:

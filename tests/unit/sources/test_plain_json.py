@@ -1,4 +1,4 @@
-"""Flat rows are decoded by kernels exactly as by Arrow's parser, or left to it."""
+"""Plain rows are decoded by kernels exactly as by Arrow's parser, or left to it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from penstock.files.machine_code import Functions, MachineCode
 from penstock.files.records import JsonLines
 from penstock.sources import JsonlSource
-from penstock.sources.flat_json import KERNELS, CountedLines, FlatRows, infer_flat
+from penstock.sources.plain_json import KERNELS, CountedLines, PlainRows, infer_plain
 
 pytest.importorskip("numba")
 
@@ -31,7 +31,18 @@ PLAIN_SCHEMAS = [
     pa.schema({"b": pa.float32(), "c": pa.int8(), "a": pa.string()}),
     pa.schema({"c": pa.uint16(), "é": pa.string()}),
 ]
+MESSAGES = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+NESTED_SCHEMAS = [
+    pa.schema({"m": MESSAGES, "a": pa.string()}),
+    pa.schema({"m": pa.list_(pa.list_(pa.int64())), "o": pa.struct({"a": pa.bool_(), "m": MESSAGES})}),
+    pa.schema({"o": pa.struct({"o": pa.struct({"a": pa.string(), "b": pa.float64()})}), "m": pa.list_(pa.null())}),
+]
 OTHER_SCHEMAS = [
+    pa.schema({"m": pa.list_(pa.field("item", pa.string(), nullable=False))}),
+    pa.schema({"m": pa.large_list(pa.string())}),
+    pa.schema({"m": pa.list_(pa.string(), 2)}),
+    pa.schema({"m": pa.map_(pa.string(), pa.string())}),
+    pa.schema({"o": pa.struct({})}),
     pa.schema({"a": pa.large_string(), "c": pa.int64()}),
     pa.schema([pa.field("a", pa.string(), nullable=False), pa.field("b", pa.float64())]),
     pa.schema({"a": pa.list_(pa.string())}),
@@ -130,13 +141,28 @@ words = st.sampled_from(
     ["true", "false", "null", "nul", "True", "nulll", "tru", "falsee", "", "[]", "{}", '["x"]', '{"x":1}']
 )
 values = plain_texts | odd_texts | numbers | words
+
+
+def nested(inner: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    comma = st.sampled_from([",", ", ", ",", " ,", ",,", ""])
+    items = st.tuples(comma, st.lists(inner, max_size=4)).map(lambda made: f"[{made[0].join(made[1])}]")
+    pairs = st.tuples(st.sampled_from(["a", "b", "m", "o", "role", "content"]), inner)
+    fields = st.lists(pairs, max_size=4).map(
+        lambda made: "{" + ",".join(f'"{key}":{value}' for key, value in made) + "}"
+    )
+    return items | fields
+
+
+odd_trees = st.recursive(values, nested, max_leaves=8)
+deep = st.integers(1, 30).map(lambda depth: "[" * depth + "1" + "]" * depth)
 keys = st.sampled_from(['"a"', '"b"', '"c"', '"d"', '"e"', '"é"', r'"\u0061"', '"f f"', '""', "a", "'a'"])
+nested_keys = st.sampled_from(['"m"', '"o"', '"m"', '"o"', '"a"'])
 spaces = st.sampled_from(["", "", "", " ", "\t", "  ", "\r", "\f", "\v", "\n", "\u00a0"])
 
 
 @st.composite
 def odd_lines(draw: st.DrawFn) -> str:
-    fields = draw(st.lists(st.tuples(keys, values), max_size=5))
+    fields = draw(st.lists(st.tuples(keys, values) | st.tuples(nested_keys, odd_trees | deep), max_size=5))
     parts = [f"{draw(spaces)}{key}{draw(spaces)}:{draw(spaces)}{value}{draw(spaces)}" for key, value in fields]
     line = (
         "{"
@@ -161,9 +187,37 @@ def plain_lines(draw: st.DrawFn) -> str:
     return "{" + comma.join(f"{name}{colon}{fields[name]}" for name in names) + "}"
 
 
+messages = st.lists(
+    st.fixed_dictionaries(
+        {}, optional={"role": st.sampled_from(["user", "é"]), "content": st.text(characters) | st.none()}
+    )
+    | st.none(),
+    max_size=7,
+)
+objects = st.fixed_dictionaries({}, optional={"a": st.booleans() | st.none(), "m": messages})
+trees = st.fixed_dictionaries(
+    {},
+    optional={
+        "m": st.lists(st.none() | st.lists(st.integers(-99, 99) | st.none(), max_size=3), max_size=9) | st.none(),
+        "o": objects | st.none(),
+        "a": st.text(characters),
+    },
+)
+
+
+@st.composite
+def nested_lines(draw: st.DrawFn) -> str:
+    """A row of the second nested schema, or of the first."""
+    row = draw(trees | st.fixed_dictionaries({"m": messages, "a": st.text(characters)}))
+    return json.dumps(
+        row, ensure_ascii=draw(st.booleans()), separators=draw(st.sampled_from([(",", ":"), (", ", ": ")]))
+    )
+
+
 @st.composite
 def files(draw: st.DrawFn) -> bytes:
-    line = plain_lines() | odd_lines() if draw(st.booleans()) else plain_lines()
+    lines_of = [plain_lines(), plain_lines() | odd_lines(), nested_lines(), nested_lines() | odd_lines()]
+    line = lines_of[draw(st.integers(0, 3))]
     lines = draw(st.lists(line | st.sampled_from(["", " ", "\r", "\t \r", "\f"]), min_size=1, max_size=12))
     end = draw(st.sampled_from(["\n", "\n", "\r\n"]))
     data = end.join(lines).encode(errors="surrogatepass") + draw(st.sampled_from([b"", b"\n", b"\n\n", b"\r\n", b" "]))
@@ -211,8 +265,8 @@ def blocks_of(kernels: Functions, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     max_bytes=st.sampled_from([1 << 20, 64]),
     options=st.sampled_from(
         [{}, {}, {"columns": ["a", "b"]}, {"mixed": "json"}]
-        + [{"schema": schema} for schema in PLAIN_SCHEMAS + OTHER_SCHEMAS]
-        + [{"schema": schema, "columns": schema.names[:1]} for schema in PLAIN_SCHEMAS]
+        + [{"schema": schema} for schema in PLAIN_SCHEMAS + NESTED_SCHEMAS + OTHER_SCHEMAS]
+        + [{"schema": schema, "columns": schema.names[:1]} for schema in PLAIN_SCHEMAS + NESTED_SCHEMAS]
     ),
 )
 @example(b'{"a":"x","b":1}\n{"a":"y","b":1.5}\n{"b":null}', 64, {})
@@ -235,16 +289,51 @@ def test_the_kernels_take_plain_rows_and_agree_with_the_json_of_python(
 ) -> None:
     rows = [json.loads(line) for line in lines]
     data = pa.py_buffer(("\n".join(lines) + ending).encode())
-    found = FlatRows(SCHEMA, others=False).decode(kernels, data, len(lines))
+    found = PlainRows(SCHEMA, others=False).decode(kernels, data, len(lines))
     assert found is not None
     batch, is_ascii = found
     batch.validate(full=True)
     assert is_ascii == data.to_pybytes().isascii()
     expected = [{name: row.get(name) for name in SCHEMA.names} for row in rows]
     assert batch.to_pylist() == [row | {"b": None if row["b"] is None else float(row["b"])} for row in expected]
-    inferred = infer_flat(kernels, data)
+    inferred = infer_plain(kernels, data)
     assert inferred is not None
     assert [name for name, _ in inferred] == list(dict.fromkeys(name for row in rows for name in row))
+
+
+@given(rows=st.lists(trees, min_size=1, max_size=20))
+@settings(max_examples=300)
+def test_the_kernels_take_nested_rows_and_agree_with_the_json_of_python(
+    kernels: Functions, rows: list[dict[str, Any]]
+) -> None:
+    rows = [{"a": "", **row} for row in rows]  # a row without fields is left to Arrow
+    schema = pa.schema([*NESTED_SCHEMAS[1], pa.field("a", pa.string())])
+    data = pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
+    found = PlainRows(schema, others=False).decode(kernels, data, len(rows))
+    assert found is not None
+    batch, _ = found
+    batch.validate(full=True)
+    empty: dict[str, Any] = {"m": None, "o": None, "a": None}
+    expected = [empty | row for row in rows]
+    for row in expected:
+        if row["o"] is not None:
+            row["o"] = {"a": None, "m": None} | row["o"]
+            full = [one if one is None else {"role": None, "content": None} | one for one in row["o"]["m"] or []]
+            row["o"]["m"] = None if row["o"]["m"] is None else full
+    assert batch.to_pylist() == expected
+
+
+def test_conversations_are_inferred_and_read_whatever_their_length(kernels: Functions) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i}-{turn}\n"} for turn in range(i % 200)], "n": i}
+        for i in range(400)
+    ]
+    data = pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
+    expected = [("messages", MESSAGES), ("n", pa.int64())]
+    assert infer_plain(kernels, data) == expected
+    found = PlainRows(pa.schema(expected), others=False).decode(kernels, data, len(rows))
+    assert found is not None
+    assert found[0].to_pylist() == rows
 
 
 PLAIN = b'{"a": "x\\n\\u00e9", "b": 1.5, "c": 7, "d": true, "e": null}\n{"c": 8, "a": "y"}\r\n\n{"b": -2e-3}'
@@ -258,6 +347,7 @@ PLAIN = b'{"a": "x\\n\\u00e9", "b": 1.5, "c": 7, "d": true, "e": null}\n{"c": 8,
         ("another key", PLAIN + b'\n{"z": 1}', False),
         ("a key twice", PLAIN + b'\n{"a": "x", "a": "y"}', False),
         ("a list", PLAIN + b'\n{"a": ["x"]}', False),
+        ("an object in an unknown field", PLAIN + b'\n{"z": {"a": 1}}', False),
         ("an object", PLAIN + b'\n{"a": {}}', False),
         ("half a pair", PLAIN + b'\n{"a": "\\ud83d"}', False),
         ("a control character", PLAIN + b'\n{"a": "\t"}', False),
@@ -273,28 +363,35 @@ PLAIN = b'{"a": "x\\n\\u00e9", "b": 1.5, "c": 7, "d": true, "e": null}\n{"c": 8,
     ],
 )
 def test_a_block_is_taken_as_a_whole_or_not_at_all(kernels: Functions, name: str, data: bytes, is_taken: bool) -> None:
-    found = FlatRows(SCHEMA, others=False).decode(kernels, pa.py_buffer(data), data.count(b"\n") + 1)
+    found = PlainRows(SCHEMA, others=False).decode(kernels, pa.py_buffer(data), data.count(b"\n") + 1)
     assert (found is not None) == is_taken, name
 
 
 def test_other_columns_are_passed_over_where_columns_are_chosen(kernels: Functions) -> None:
-    data = pa.py_buffer(b'{"x": "\\ud83d\\ude00", "a": "y", "x": 1, "z": 1}\n')
-    found = FlatRows(pa.schema({"a": pa.string()}), others=True).decode(kernels, data, 1)
+    data = pa.py_buffer(b'{"x": "\\ud83d\\ude00", "a": "y", "x": 1, "z": [{"a": {}}, [[]], "\\n"]}\n')
+    found = PlainRows(pa.schema({"a": pa.string()}), others=True).decode(kernels, data, 1)
     assert found is not None
     assert found[0].to_pylist() == [{"a": "y"}]
+
+
+def test_columns_that_few_rows_have_are_left_to_arrow(kernels: Functions) -> None:
+    data = pa.py_buffer(b'{"k0": 1}\n' * 20_000)
+    schema = pa.schema([(f"k{i}", pa.int64()) for i in range(60)])
+    assert PlainRows(schema, others=False).decode(kernels, data, 20_000) is None
+    assert PlainRows(pa.schema(list(schema)[:5]), others=False).decode(kernels, data, 20_000) is not None
 
 
 def test_many_keys_are_left_to_arrow(kernels: Functions) -> None:
     for count, is_taken in ((63, True), (64, False)):
         row = {f"k{i}": i for i in range(count)}
         data = pa.py_buffer(json.dumps(row).encode())
-        inferred = infer_flat(kernels, data)
+        inferred = infer_plain(kernels, data)
         assert (inferred is not None) == is_taken
         schema = pa.schema([(name, pa.int64()) for name in row])
-        flat = FlatRows(schema, others=False)
-        assert flat.is_possible == is_taken
+        plain = PlainRows(schema, others=False)
+        assert plain.is_possible == is_taken
         if is_taken:
-            found = flat.decode(kernels, data, 1)
+            found = plain.decode(kernels, data, 1)
             assert found is not None
             assert found[0].to_pylist() == [row]
 
@@ -337,11 +434,11 @@ def test_small_inputs_load_no_compiler_and_large_ones_do_not_import_numba(kernel
     path.write_text('{"a": "x"}\n' * 1000)
     read = """
         import sys
-        from penstock.sources import JsonlSource, flat_json
+        from penstock.sources import JsonlSource, plain_json
         {change}
         source = JsonlSource({path!r})
         while source.next_batch(100) is not None: pass
-        print("llvmlite" in sys.modules, "numba" in sys.modules, flat_json.KERNELS._functions is not None)
+        print("llvmlite" in sys.modules, "numba" in sys.modules, plain_json.KERNELS._functions is not None)
     """
     assert run(read.format(change="", path=str(path))) == "False False False\n"
     loads = "from penstock.sources import jsonl; jsonl.LOAD_BYTES = 1"
@@ -352,7 +449,7 @@ def test_rows_are_read_without_numba(tmp_path: Path) -> None:
     out = run("""
         import sys
         sys.modules["numba"] = sys.modules["llvmlite"] = None
-        from penstock.sources.flat_json import KERNELS
+        from penstock.sources.plain_json import KERNELS
         print(KERNELS.wait(), KERNELS.functions(compile_missing=True))
     """)
     assert out == "None None\n"
@@ -361,13 +458,13 @@ def test_rows_are_read_without_numba(tmp_path: Path) -> None:
 def test_code_is_compiled_once_by_another_process(tmp_path: Path) -> None:
     code = """
         import sys
-        from penstock.sources.flat_json import KERNELS
+        from penstock.sources.plain_json import KERNELS
         print(KERNELS.functions(compile_missing=False))
         print(KERNELS.functions(compile_missing=False), KERNELS._compiler)
         print(sorted(KERNELS.wait()), "numba" in sys.modules)
     """
     out = run(code, NUMBA_CACHE_DIR=str(tmp_path))
-    assert out == "None\nNone None\n['count_lines', 'find_values', 'take_booleans', 'take_texts'] False\n"
+    assert out == "None\nNone None\n['count_lines', 'find_values', 'take_bits', 'take_lists', 'take_texts'] False\n"
     (made,) = (tmp_path / "penstock").iterdir()
     before = made.stat()
     assert "find_values" in run(code, NUMBA_CACHE_DIR=str(tmp_path))
