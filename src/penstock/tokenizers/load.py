@@ -47,7 +47,8 @@ from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
 from penstock.tokenizers.tiktoken import PUBLISHED, SCHEMES, TiktokenReference, missing_package, named_encoding
 
-FAST_BYTES = 4 << 20
+FAST_BYTES, SPAN_BYTES = 16 << 20, 4 << 20
+"""Text that the fast path takes at once, without and with spans, which take many times as much memory."""
 _SENTENCEPIECE = re.compile(r"\.model(\.v\d\w*)?$")
 """Names of SentencePiece models; Mistral's end in a version, such as `tokenizer.model.v3`."""
 
@@ -129,7 +130,7 @@ class LoadedTokenizer:
             rows, starts, ends = self._exactly(
                 given,
                 lambda encode: self._all_spans(
-                    given, FAST_BYTES, lambda part, parse: self._table_spans(part, table, encode, parse), parse_special
+                    given, SPAN_BYTES, lambda part, parse: self._table_spans(part, table, encode, parse), parse_special
                 ),
                 parse_special,
             )

@@ -422,6 +422,7 @@ def test_many_rows_go_in_pieces_that_the_calling_thread_encodes(monkeypatch: pyt
     assert rows.values.tolist() == lengths
     assert rows.offsets.tolist() == list(range(len(lengths) + 1))
     assert encoder.sizes == [90, 30, 250, 99, 1, 100, 5]
+    assert rows.values.dtype == np.uint16, "ids are narrow before they are joined"
 
 
 @pytest.mark.filterwarnings("ignore:os.fork.. was called")  # by JAX, if another test has imported it

@@ -134,10 +134,13 @@ def test_slices_nulls_and_both_string_layouts_give_the_same_ids(name: str, layou
 def test_many_pieces_give_the_same_ids_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     values = [f"the water {number} feeds " * (number % 7) for number in range(60)]
     for name in ("gpt2", "unigram"):
-        whole = loaded(name).encode(pa.array(values))
-        for limit in ("FAST_BYTES", "REFERENCE_BYTES"):
+        whole, spans = loaded(name).encode(pa.array(values)), loaded(name).encode_spans(pa.array(values))
+        for limit in ("FAST_BYTES", "SPAN_BYTES", "REFERENCE_BYTES"):
             monkeypatch.setattr(f"penstock.tokenizers.load.{limit}", 100)
+        parts = loaded(name).encode_spans(pa.array(values))
         assert loaded(name).encode(pa.array(values)).equals(whole)
+        assert parts.ids.equals(spans.ids)
+        assert (parts.starts.tolist(), parts.ends.tolist()) == (spans.starts.tolist(), spans.ends.tolist())
         monkeypatch.undo()
 
 
