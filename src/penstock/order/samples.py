@@ -66,6 +66,16 @@ class Samples:
         low, high = int(offsets[0]), int(offsets[-1])
         return Samples(offsets - low, self.rows[low:high], self.starts[low:high], self.lengths[low:high])
 
+    def cut(self, size: int, count: int) -> list[Samples]:
+        """The first `count` times `size` samples, as views of `size` each."""
+        if not self.single:
+            return [self.slice(start, start + size) for start in range(0, count * size, size)]
+        offsets, rows, starts, lengths = self.offsets[: size + 1], self.rows, self.starts, self.lengths
+        return [
+            Samples(offsets, rows[low : low + size], starts[low : low + size], lengths[low : low + size], True)
+            for low in range(0, count * size, size)
+        ]
+
     def copy(self) -> Samples:
         """The same samples in arrays of their own: a slice keeps all that it is a view of."""
         return Samples(self.offsets.copy(), self.rows.copy(), self.starts.copy(), self.lengths.copy(), self.single)

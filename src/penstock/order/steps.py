@@ -101,13 +101,13 @@ class SingleSourceSteps:
             return []
         found: list[tuple[Samples, Position]] = []
         epoch, epoch_starts = position.epoch, position.epoch_starts
-        for number in range(1, count + 1):
+        for number, samples in enumerate(block.cut(size, count), 1):
             done = number * size
             behind = OrderPosition(epoch, cursor.window, cursor.index + done)
             if number == count:
                 behind = moved(order, cursor, behind.index, order.size_of(epoch, cursor.window))
             following = Position((behind,), position.step + number, epoch, position.samples + done, None, epoch_starts)
-            found.append((block.slice(done - size, done), following))
+            found.append((samples, following))
         return found
 
     def is_over(self, position: Position, count: int) -> bool:

@@ -19,6 +19,18 @@ def build(given_lists: list[list[tuple[int, int, int]]]) -> Samples:
     return Samples(offsets.astype(np.int64), *columns)
 
 
+@given(lists, st.integers(1, 4), st.booleans())
+def test_samples_are_cut_into_runs_of_one_size(
+    given_lists: list[list[tuple[int, int, int]]], size: int, single: bool
+) -> None:
+    given_lists = [sample[:1] for sample in given_lists if sample] if single else given_lists
+    samples, count = build(given_lists), len(given_lists) // size
+    samples.single = single
+    cut = samples.cut(size, count)
+    assert [list(run) for run in cut] == [given_lists[low * size : (low + 1) * size] for low in range(count)]
+    assert all(len(run) == size and run.single == single for run in cut)
+
+
 @given(lists)
 def test_samples_say_what_they_are_made_of(given_lists: list[list[tuple[int, int, int]]]) -> None:
     samples = build(given_lists)
