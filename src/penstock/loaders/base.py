@@ -654,12 +654,15 @@ def _several(
     waiting: deque[Made] = deque()
     over = False
     try:
+        if supplying is None:
+            yield from ((transfer.send(batch), following) for batch, following in made)
+            return
         while not over:
             error: Exception | None = None
             if (first := next(made, None)) is None:
                 return
             waiting.append(first)
-            at_hand = 0 if supplying is None else supplying.at_hand
+            at_hand = supplying.at_hand
             most = min(at_hand, _AT_HAND, _AT_HAND_BYTES // max(first[0].nbytes, 1)) if at_hand else 0
             del first
             try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -70,18 +69,21 @@ class Samples:
         low, high = int(offsets[0]), int(offsets[-1])
         return Samples(offsets - low, self.rows[low:high], self.starts[low:high], self.lengths[low:high])
 
-    def slices(self, size: int) -> Iterator[Samples]:
-        """Slices of `size` samples as views, which know the numbers of their parts; no samples that fill no slice."""
-        count = len(self) // size
+    def cut(self, size: int, count: int) -> list[Samples]:
+        """The first `count` times `size` samples, as views of `size` each, which know the numbers of their parts."""
+        firsts = range(0, count * size, size)
         if self.single:
-            yield from (self.slice(number * size, (number + 1) * size) for number in range(count))
-            return
-        bounds = self.offsets[: count * size + 1 : size].tolist()
-        numbers = np.repeat(np.arange(count * size) % size, np.diff(self.offsets[: count * size + 1]))
-        for number, (low, high) in enumerate(pairwise(bounds)):
-            part = self.slice(number * size, (number + 1) * size)
-            part._numbers = numbers[low - bounds[0] : high - bounds[0]]
-            yield part
+            offsets, rows, starts, lengths = self.offsets[: size + 1], self.rows, self.starts, self.lengths
+            return [
+                Samples(offsets, rows[low : low + size], starts[low : low + size], lengths[low : low + size], True)
+                for low in firsts
+            ]
+        offsets = self.offsets[: count * size + 1]
+        numbers, ends = np.repeat(np.arange(count * size) % size, np.diff(offsets)), (offsets - offsets[0]).tolist()
+        found = [self.slice(low, low + size) for low in firsts]
+        for low, part in zip(firsts, found):
+            part._numbers = numbers[ends[low] : ends[low + size]]
+        return found
 
     def copy(self) -> Samples:
         """The same samples in arrays of their own: a slice keeps all that it is a view of."""

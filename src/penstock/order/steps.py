@@ -101,7 +101,7 @@ class SingleSourceSteps:
             return []
         found: list[tuple[Samples, Position]] = []
         epoch, epoch_starts = position.epoch, position.epoch_starts
-        for number, samples in enumerate(block.slices(size), 1):
+        for number, samples in enumerate(block.cut(size, count), 1):
             done = number * size
             behind = OrderPosition(epoch, cursor.window, cursor.index + done)
             if number == count:

@@ -19,6 +19,22 @@ def build(given_lists: list[list[tuple[int, int, int]]]) -> Samples:
     return Samples(offsets.astype(np.int64), *columns)
 
 
+@given(lists, st.integers(1, 4), st.booleans())
+def test_samples_are_cut_into_runs_of_one_size(
+    given_lists: list[list[tuple[int, int, int]]], size: int, single: bool
+) -> None:
+    given_lists = [sample[:1] for sample in given_lists if sample] if single else given_lists
+    samples, count = build(given_lists), len(given_lists) // size
+    samples.single = single
+    cut = samples.cut(size, count)
+    assert [list(run) for run in cut] == [given_lists[low * size : (low + 1) * size] for low in range(count)]
+    assert all(len(run) == size and run.single == single for run in cut)
+    whole = samples.slice(min(1, len(samples)), len(samples))  # offsets that do not begin at 0
+    for number, run in enumerate(whole.cut(size, len(whole) // size)):
+        one = whole.slice(number * size, (number + 1) * size)
+        assert [list(run), run.numbers().tolist()] == [list(one), one.numbers().tolist()]
+
+
 @given(lists)
 def test_samples_say_what_they_are_made_of(given_lists: list[list[tuple[int, int, int]]]) -> None:
     samples = build(given_lists)
@@ -42,19 +58,6 @@ def test_slices_takes_and_filters_are_those_of_lists(
     keep = [part[0] % 2 == 0 for sample in given_lists for part in sample]
     wanted = [[part for part in sample if part[0] % 2 == 0] for sample in given_lists]
     assert list(samples.where(np.array(keep, np.bool_))) == wanted
-
-
-@given(lists, st.integers(1, 4), st.integers(0, 3))
-def test_slices_of_one_size_are_those_made_one_by_one(
-    given_lists: list[list[tuple[int, int, int]]], size: int, low: int
-) -> None:
-    samples = build(given_lists).slice(min(low, len(given_lists)), len(given_lists))
-    slices = list(samples.slices(size))
-    assert len(slices) == len(samples) // size
-    for number, part in enumerate(slices):
-        one = samples.slice(number * size, (number + 1) * size)
-        assert list(part) == list(one)
-        assert part.numbers().tolist() == one.numbers().tolist()
 
 
 @given(st.lists(lists, max_size=3))
