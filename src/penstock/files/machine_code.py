@@ -13,6 +13,7 @@ import importlib.util
 import json
 import logging
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -23,6 +24,7 @@ from typing import Any
 import xxhash
 
 from penstock._forks import renewed
+from penstock.errors import DataError
 from penstock.files.atomic import AtomicFile
 from penstock.files.cache import default_cache_directory
 from penstock.files.locks import FileLock
@@ -32,6 +34,8 @@ log = logging.getLogger(__name__)
 Functions = Mapping[str, Callable[..., int]]
 
 _FAILED = b"failed"
+_HEAD = "<QQ"
+"""Checksum of what follows, and the length of the names."""
 _WAIT_SECONDS = 120
 """Longest wait for another process that compiles the same."""
 _OPTIONS = {"nogil": True, "_nrt": False, "error_model": "numpy"}
@@ -90,12 +94,18 @@ class MachineCode:
         return self._compiler is not None and self._compiler.returncode is None
 
     def _load(self, compile_missing: bool) -> None:
+        if sys.byteorder != "little" or sys.maxsize < 1 << 32:
+            raise NotImplementedError("kernels are for processors with 64 bits, the lowest byte first")
         binding = importlib.import_module("llvmlite.binding")
         file = code_file(self._module, binding)
         if file.exists():
-            data = file.read_bytes()
-            self._functions = self._linked(data, binding) if data != _FAILED else None
             self._is_over = True
+            data = file.read_bytes()
+            try:
+                self._functions = self._linked(data, binding) if data != _FAILED else None
+            except (DataError, struct.error):
+                file.unlink()  # another process compiles it again
+                raise
         elif importlib.util.find_spec("numba") is None or self._compiler is not None:
             self._is_over = True
         elif compile_missing:
@@ -104,11 +114,14 @@ class MachineCode:
             self._is_missing = True
 
     def _linked(self, data: bytes, binding: Any) -> Functions:
-        size = int.from_bytes(data[:8], "little")
-        arguments: dict[str, int] = json.loads(data[8 : 8 + size])
+        digest, size = struct.unpack_from(_HEAD, data)
+        data = data[struct.calcsize(_HEAD) :]
+        if xxhash.xxh3_64_intdigest(data) != digest:
+            raise DataError("the code is damaged")
+        arguments: dict[str, int] = json.loads(data[:size])
         machine = _target_machine(binding)
         engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-        code = binding.ObjectFileRef.from_data(data[8 + size :])
+        code = binding.ObjectFileRef.from_data(data[size:])
         engine.add_object_file(code)
         engine.finalize_object()
         self._loaded += [engine, code, machine]
@@ -163,17 +176,23 @@ def _compiled(module: str, binding: Any) -> bytes:
         else:
             whole.link_in(part)
         arguments[name] = len(signature.args)
-    head = json.dumps(arguments).encode()
-    return len(head).to_bytes(8, "little") + head + bytes(_target_machine(binding).emit_object(whole))
+    names = json.dumps(arguments).encode()
+    data = names + bytes(_target_machine(binding).emit_object(whole))
+    return struct.pack(_HEAD, xxhash.xxh3_64_intdigest(data), len(names)) + data
 
 
 def _target_machine(binding: Any) -> Any:
+    """Target of this process, as numba sets it up for code that is run where it is compiled."""
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
-    target = binding.Target.from_default_triple()
-    features = binding.get_host_cpu_features().flatten()
+    target = binding.Target.from_triple(binding.get_process_triple())
     return target.create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=features, opt=3, jit=True, codemodel="jitdefault", reloc="default"
+        cpu=binding.get_host_cpu_name(),
+        features=binding.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="static" if target.name.startswith("x86") else "default",
+        codemodel="jitdefault",
+        jit=True,
     )
 
 
@@ -212,6 +231,7 @@ def _compiler(module: str) -> subprocess.Popen[bytes]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
         start_new_session=True,  # Ctrl-C is for those who read
     )
     threading.Thread(target=child.wait, name="penstock-compiler", daemon=True).start()

@@ -37,7 +37,7 @@ from penstock.sources.json_types import (
     without_timestamps,
 )
 from penstock.sources.plain_json import COMPILE_BYTES, KERNELS, LOAD_BYTES, CountedLines, PlainRows, infer_plain
-from penstock.sources.record_source import RecordSource, TypeScan, check_utf8
+from penstock.sources.record_source import LEAST_BUDGET, RecordSource, TypeScan, check_utf8
 from penstock.types import Schema, from_rows
 
 _SCAN_CHUNK_BYTES, _SCAN_CHUNK_ROWS = 1 << 20, 64
@@ -96,6 +96,8 @@ class JsonlSource(RecordSource):
         """The schema, and what Arrow's parser is asked for."""
         self._by_rows = self._given and not _parses_natively(self._schema)
         self._input_bytes: int | None = None
+        self._has_room = True
+        """False if memory is too little for the library that loads kernels."""
         self._plain: PlainRows | None = None
 
     def _lay_out(self, number: int) -> FileLayout:
@@ -121,13 +123,20 @@ class JsonlSource(RecordSource):
 
     def _kernels(self) -> Functions | None:
         """The kernels for plain rows, if there are any: input that is read in no time is not worth loading them."""
-        if not self._one_a_line:
+        if not self._one_a_line or not self._has_room:
             return None
         if self._input_bytes is None:
-            self._input_bytes = self._list.bytes_before(len(self.files))
+            self._input_bytes = 0
+            for file in self.files:
+                if self._input_bytes < COMPILE_BYTES:
+                    self._input_bytes += file.stat().st_size
         if self._input_bytes < LOAD_BYTES:
             return None
         return KERNELS.functions(compile_missing=self._input_bytes >= COMPILE_BYTES)
+
+    def fit_budget(self, nbytes: int) -> None:
+        super().fit_budget(nbytes)
+        self._has_room = nbytes >= LEAST_BUDGET
 
     def _decode(self, block: Block) -> Decoded:
         batch = self._plain_batch(block) if not self._by_rows and block.meta["records"] else None
@@ -276,6 +285,7 @@ class JsonlSource(RecordSource):
         alone = type(self)(
             self.files, columns=self._columns, mixed="json" if self._mixed else "error", verbatim=self._verbatim
         )
+        alone._input_bytes, alone._has_room = self._input_bytes, self._has_room
         alone._learn_from(block, None)
         return alone.decode(block)
 

@@ -41,7 +41,7 @@ _SCAN_BLOCKS = 16
 _POOL_BYTES = 32 << 20
 _BATCH_BYTES = 1 << 20
 _INFLATED_BYTES = 64 << 20
-_KEPT_SHARE, _LEAST_BUDGET = 4, 256 << 20
+_KEPT_SHARE, LEAST_BUDGET = 4, 256 << 20
 """Part of a memory budget for what the scan has read of remote files, and the least budget that has room for it."""
 _MOST_ROW_BYTES = (1 << 31) - (1 << 20)
 _RECORD_BYTES = 1 << 12
@@ -258,9 +258,9 @@ class RecordSource(Source):
         self._scan_bytes = max(1 << 16, min(_SCAN_BYTES, nbytes // 32))
         self._pool = BufferPool(min(_POOL_BYTES, nbytes // 32))
         self.read_ahead_bytes = window_for(2 * nbytes)
-        self._inflated_bytes = min(_INFLATED_BYTES, nbytes // 16) if nbytes >= _LEAST_BUDGET else 0
+        self._inflated_bytes = min(_INFLATED_BYTES, nbytes // 16) if nbytes >= LEAST_BUDGET else 0
         if not self._kept.held_bytes:
-            self._kept = KeptParts(nbytes // _KEPT_SHARE if nbytes >= _LEAST_BUDGET else 0)
+            self._kept = KeptParts(nbytes // _KEPT_SHARE if nbytes >= LEAST_BUDGET else 0)
 
     def memory_usage(self) -> int:
         reader, pending = self._reader, self._pending

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from penstock.files.machine_code import Functions, MachineCode
 from penstock.files.records import JsonLines
-from penstock.sources import JsonlSource
+from penstock.sources import JsonlSource, jsonl
 from penstock.sources.plain_json import KERNELS, CountedLines, PlainRows, infer_plain
 
 pytest.importorskip("numba")
@@ -480,3 +480,35 @@ def test_code_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch:
     (kept,) = (tmp_path / "cache" / "penstock").iterdir()
     assert kept.read_bytes() == b"failed"
     assert MachineCode(module.stem).wait() is None
+
+
+def test_damaged_code_is_not_run_and_compiled_again(tmp_path: Path) -> None:
+    code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait() is not None)"
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "True\n"
+    (kept,) = (tmp_path / "penstock").iterdir()
+    whole = kept.read_bytes()
+    for damaged in (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], whole[:-1], b""):
+        kept.write_bytes(damaged)
+        assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "False\n"
+        assert not kept.exists()
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "True\n"
+
+
+def test_kernels_are_for_large_inputs_and_budgets_with_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(KERNELS, "functions", lambda *, compile_missing: asked.append(compile_missing))
+    for number in range(5):
+        (tmp_path / f"{number}.jsonl").write_text('{"a": "x"}\n' * 10)
+    for load, compiled, budget, expected in [
+        (551, 551, 1 << 30, []),
+        (550, 551, 1 << 30, [False]),
+        (1, 550, 1 << 30, [True]),
+        (1, 1, 1 << 27, []),
+    ]:
+        monkeypatch.setattr(jsonl, "LOAD_BYTES", load)
+        monkeypatch.setattr(jsonl, "COMPILE_BYTES", compiled)
+        source = JsonlSource(tmp_path)
+        source.fit_budget(budget)
+        assert source._kernels() is None
+        assert asked == expected
+        asked.clear()
