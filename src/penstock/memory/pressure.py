@@ -10,7 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -326,7 +328,7 @@ class ResidentWatch:
         self._set_aside(min(wanted, self._most()))
         self._tight = grown + self._loaded > limit - max(_NEARLY * limit, _NEARLY_BYTES)
         if self._tight:
-            pa.system_memory_pool().release_unused()  # the free pages of malloc, which NumPy and codecs use
+            trim_malloc()
 
     def give_back(self) -> None:
         """Called by a thread that has just released memory."""
@@ -340,8 +342,24 @@ class ResidentWatch:
 
 def give_back_memory() -> None:
     """Return free pages to the system: those of malloc, and those that Arrow keeps for the calling thread."""
-    pa.system_memory_pool().release_unused()
+    trim_malloc()
     pa.default_memory_pool().release_unused()
+
+
+def trim_malloc() -> None:
+    """Return free pages of malloc to the system: NumPy, codecs and tokenizers use it. Only glibc has a call for it.
+
+    `release_unused` of Arrow's system pool, which is documented to do the same, does nothing in the wheels of pyarrow.
+    """
+    trim = _c_function("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+@cache
+def _c_function(name: str) -> Any:
+    """A function of the C library; None where there is none. The interpreter lock is not held during a call."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
 
 
 def free_large_blocks_at_once() -> None:
@@ -351,9 +369,9 @@ def free_large_blocks_at_once() -> None:
     a setting of the whole process, so commands call it and the library does not. A user's own setting stays.
     """
     tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if not sys.platform.startswith("linux") or "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in tunables:
+    if "MALLOC_MMAP_THRESHOLD_" in os.environ or "mmap_threshold" in tunables:
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = _c_function("mallopt")
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, 1 << 20)
 

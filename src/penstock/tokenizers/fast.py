@@ -202,10 +202,11 @@ class FastPath:
         if not proof.is_known():
             self._compare_probes(backend)
             proof.keep()
+        cache_bytes = self._cache_bytes  # not `self`: the tables are freed with this object, not by the collector
         characters = CharacterComparison(
             self._reference,
             encode=backend.encode,
-            load=lambda small, size: FastBackend(small, self._cache_bytes, size).encode,
+            load=lambda small, size: FastBackend(small, cache_bytes, size).encode,
             traps=model.traps,
             parse_special=self._parse_special,
         )

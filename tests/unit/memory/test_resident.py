@@ -132,3 +132,23 @@ def bytes_kept(settings: dict[str, str]) -> int:
     command = [sys.executable, "-c", dedent(code)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="a call of glibc")
+def test_free_pages_of_malloc_leave_the_process() -> None:
+    code = """
+        from penstock.memory.pressure import resident_bytes, trim_malloc
+        before = resident_bytes()
+        blocks = [bytes(50_000) for _ in range(2_000)]
+        kept = blocks[-1]
+        del blocks
+        held = resident_bytes() - before
+        trim_malloc()
+        print(held, resident_bytes() - before)
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    held, left = map(int, done.stdout.split())
+    assert held > 64 * MIB, "a block above the others keeps them"
+    assert left < 16 * MIB

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import gc
 import mmap
+import os
+import subprocess
+import sys
+import weakref
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.corpus_files import tokenizer_dir
 
 from penstock import MemoryBudget, Pipeline
 from penstock.sinks import MemorySink
@@ -39,3 +45,69 @@ def test_what_a_stage_loads_is_charged_to_the_budget_up_to_half_of_it_during_the
     assert tables.charged
     assert all(abs(charged - expected) <= 4 << 20 for charged in tables.charged), tables.charged
     assert OWNER not in budget.by_owner()
+
+
+class OldTables(Tables):
+    """A transform that is part of a cycle, and tells which of those before it are still there when it loads."""
+
+    made: list[weakref.ref[OldTables]] = []  # noqa: RUF012 - of one test
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        super().__init__(budget, 1 << 10)
+        self.itself = self
+        self.older: list[bool] = []
+
+    def fit_budget(self, nbytes: int) -> None:
+        self.older = [reference() is not None for reference in self.made]
+        self.made.append(weakref.ref(self))
+        super().fit_budget(nbytes)
+
+
+@pytest.mark.parametrize(("budget", "there"), [("64 MiB", False), ("1 GiB", True)])
+def test_tables_of_a_pipeline_that_is_over_are_freed_before_a_small_budget_has_others_loaded(
+    budget: str, there: bool
+) -> None:
+    OldTables.made.clear()
+    gc.disable()
+    try:
+        for _ in range(2):
+            tables = OldTables(MemoryBudget(budget))
+            Pipeline([{"id": 1}], [tables], MemorySink(), budget=budget).run()
+            older = tables.older
+            del tables
+    finally:
+        gc.enable()
+    assert older == [there]
+
+
+PREPARE = """
+import sys
+from pathlib import Path
+from penstock.loaders import Recipe, prepare
+
+def peak():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
+
+few, many, out, tokenizer, budget = sys.argv[1:]
+prepare(few, f"{out}/few.store", Recipe(tokenizer=tokenizer), budget=budget)
+before = peak()
+prepare(many, f"{out}/many.store", Recipe(tokenizer=tokenizer), budget=budget)
+print(peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from Linux's /proc")
+@pytest.mark.parametrize("budget", ["64 MiB", "128 MiB"])
+def test_a_second_tokenizer_and_a_corpus_take_no_more_than_the_budget(tmp_path: Path, budget: str) -> None:
+    words = [f"{word}{ending}" for word in ("water", "turbine", "gate", "pipe") for ending in range(5000)]
+    texts = [" ".join(words[start : start + 400]) for start in range(0, len(words), 7)]
+    rows = [f'{{"text": "{text} {number}"}}\n' for number, text in enumerate(texts * 4)]
+    few, many = tmp_path / "few.jsonl", tmp_path / "many.jsonl"
+    few.write_text("".join(rows[:100]))
+    many.write_text("".join(rows))
+    assert many.stat().st_size > 30e6
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", PREPARE, few, many, tmp_path, tokenizer_dir("gpt2"), budget]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True, env=environment)
+    assert int(done.stdout) <= MemoryBudget(budget).capacity
