@@ -18,8 +18,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +30,16 @@ from penstock.pipeline.stages import Block, Origin, Rejected, State
 _SHARE = 4  # each of the four buffers may hold a quarter of the budget
 _READ_AHEAD = 8  # parcels that may wait to be worked on, or two for each worker if those are more
 _WAIT = 0.1  # waits are woken by notification; the slices are for `idle`
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A batch that was made of some rows of a parcel."""
+
+    batch: pa.RecordBatch
+    nbytes: int
+    rows: Sequence[int] | None
+    """As `Parcel.rows`."""
 
 
 @dataclass(slots=True)
@@ -52,8 +62,10 @@ class Parcel:
     error: BaseException | None = None
     later_error: Exception | None = None
     """Error of the row after those of the batch: an earlier row may still fail in a transform that needs order."""
-    rows: tuple[int, ...] | None = None
-    """Row numbers of the batch's rows, if rejected rows left gaps and no transform has had it yet."""
+    rows: Sequence[int] | None = None
+    """Row numbers of the batch's rows, if they are not those from the first on and no transform has had it yet."""
+    earlier: deque[Piece] = field(default_factory=deque)
+    """Batches before its last one, if its rows were decoded in pieces."""
     transform_states: dict[str, State] | None = None
     rows_made: int = 0
     """Rows of the batch when it became due."""
@@ -106,11 +118,12 @@ class Buffers:
         self,
         limit: Callable[[], int],
         workers: int,
-        in_order: Callable[[Parcel], Parcel],
+        in_order: Callable[[Parcel], Iterable[Parcel]],
         idle: Callable[[], None] = lambda: None,
     ) -> None:
         self._limit = limit
         self._in_order = in_order
+        """What is delivered of a parcel that is due, one part after the other."""
         self._idle = idle
         """Called now and then by a thread that waits: what others free of its memory, only it can give back."""
         # Reentrant: a garbage collection inside of it may end the loop that nobody uses any more.
@@ -303,7 +316,8 @@ class Buffers:
                         self._finished = True
                         self._ready_there.notify_all()
                 else:
-                    waited += self._put_ready(self._in_order(parcel))
+                    for due in self._in_order(parcel):
+                        waited += self._put_ready(due)
         except BaseException:
             with self._lock:
                 self._baton = False

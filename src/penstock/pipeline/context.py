@@ -17,6 +17,7 @@ from penstock.pipeline.stages import (
     Finishing,
     Located,
     Measured,
+    PieceSource,
     Source,
     State,
     Stateful,
@@ -69,6 +70,7 @@ class Context:
         self.source, self.transforms, self.config, self.budget = source, list(transforms), config, budget
         # Checked once: a runtime check of a protocol costs microseconds, and these would be checked for every batch.
         self.blocks = source if isinstance(source, BlockSource) else None
+        self.pieces = source if isinstance(source, PieceSource) else None
         self.located = source if isinstance(source, Located) else None
         self.measured = source if isinstance(source, Measured) else None
         self._stateful = source if isinstance(source, Stateful) else None

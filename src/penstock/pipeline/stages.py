@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -294,8 +294,8 @@ class Decoded:
 
     batch: pa.RecordBatch
     rejected: tuple[Rejected, ...] = ()
-    rows: tuple[int, ...] | None = None
-    """Row numbers of the batch's rows relative to the block, when rejected rows left gaps."""
+    rows: Sequence[int] | None = None
+    """Row numbers of the batch's rows relative to the block, when they are not those from its first on."""
 
 
 @runtime_checkable
@@ -311,4 +311,13 @@ class BlockSource(Protocol):
 
     def offset_of(self, block: Block, row: int) -> int | None:
         """Byte offset in the file (after decompression) of a row counted from the block's first."""
+        ...
+
+
+@runtime_checkable
+class PieceSource(BlockSource, Protocol):
+    """A source whose blocks may be large, and are decoded into several batches: each is transformed by itself."""
+
+    def decode_pieces(self, block: Block) -> list[Decoded]:
+        """Rows of a block, as one batch or more: those that `decode` returns."""
         ...

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 
 import pyarrow as pa
 
 from penstock.errors import DataError, StageError
 from penstock.memory.budget import column_bytes
-from penstock.pipeline.buffers import Buffers, Parcel
+from penstock.pipeline.buffers import Buffers, Parcel, Piece
 from penstock.pipeline.chain import BrokenStageError, Chain, Failure, Inferring, Ran, StepError, stage_name
 from penstock.pipeline.context import Context
 from penstock.pipeline.metrics import StageMetrics
@@ -72,8 +73,8 @@ class Workers:
                     raise
             parcel.payload = None
             self._count_rows(parcel)
-            if parcel.batch is not None:
-                parcel.reservation.resize(parcel.size + column_bytes(parcel.batch.num_columns))
+            if parcel.batch is not None or parcel.earlier:
+                _fit_reservation(parcel)
             self._context.resident.give_back()
             self.buffers.settle(parcel)
 
@@ -141,17 +142,27 @@ class Workers:
     def _process(self, parcel: Parcel, chain: Chain) -> None:
         raw = parcel.size
         decoded = self._decode(parcel)
-        size = parcel.size  # of the decoded batch
-        parcel.rows = decoded.rows if self._split == 0 else None
-        widest = 0
-        for rows in self._parts(decoded):
-            if parcel.batch is not None:
-                self._pass_on(parcel)
-            ran = self._run(parcel, chain, rows, size if rows is decoded else rows.batch.nbytes)
-            widest = max(widest, ran.widest)
-            _fill(parcel, ran)
-            self._made_bytes = max(self._made_bytes, ran.nbytes / max(1, rows.batch.num_rows))
-        self._context.tuner.saw_need(raw, max(raw + size, widest), decoded.batch.num_columns)
+        left = parcel.size  # of what is decoded and still to be transformed
+        peak, made, columns = raw + left, 0, decoded[0].batch.num_columns
+        unreadable = parcel.later_error
+        while decoded and parcel.later_error is unreadable:
+            piece = decoded.popleft()
+            size = piece.batch.nbytes if decoded else left
+            left -= size
+            for rows in self._parts(piece):
+                if parcel.batch is not None:
+                    self._pass_on(parcel)
+                ran = self._run(parcel, chain, rows, size if rows is piece else rows.batch.nbytes)
+                peak = max(peak, left + made + ran.widest)
+                _fill(parcel, ran)
+                parcel.rows = rows.rows if self._split == 0 else None
+                self._made_bytes = max(self._made_bytes, ran.nbytes / max(1, rows.batch.num_rows))
+            if decoded and parcel.batch is not None and not self._expands:
+                if parcel.batch.num_rows:
+                    parcel.earlier.append(Piece(parcel.batch, parcel.size, parcel.rows))
+                    made += parcel.size
+                parcel.batch = None
+        self._context.tuner.saw_need(raw, peak, columns)
         if not self.settled and not self._learning():
             self.set_active()
 
@@ -178,34 +189,63 @@ class Workers:
         self._count_rows(part)
         self.buffers.settle_part(part)
 
-    def _decode(self, parcel: Parcel) -> Decoded:
+    def _decode(self, parcel: Parcel) -> deque[Decoded]:
         context, payload = self._context, parcel.payload
         if not isinstance(payload, Block):
-            return Decoded(payload)
+            return deque([Decoded(payload)])
         assert context.blocks is not None
         since = context.decoding.begin(parcel.origin)
         try:
-            decoded = context.blocks.decode(payload)
+            decoded = deque(
+                [context.blocks.decode(payload)] if context.pieces is None else context.pieces.decode_pieces(payload)
+            )
         except BaseException:
             context.decoding.leave(since)
             raise
-        rows, parcel.size = decoded.batch.num_rows, decoded.batch.nbytes
-        parcel.rows_in = rows + len(decoded.rejected)
+        rows = sum(piece.batch.num_rows for piece in decoded)
+        rejected = [bad for piece in decoded for bad in piece.rejected]
+        parcel.size = sum(piece.batch.nbytes for piece in decoded)
+        parcel.rows_in = rows + len(rejected)
         sizes = payload.nbytes, parcel.size
         context.decoding.done(since, rows=(parcel.rows_in, rows), nbytes=sizes, origin=parcel.origin)
-        if decoded.rejected and context.config.on_error == "raise":
-            bad = decoded.rejected[0]
+        if rejected and context.config.on_error == "raise":
+            bad = rejected[0]
             parcel.later_error = DataError(bad.reason, file=bad.file, row=bad.row, offset=bad.offset)
-            return _rows_before(decoded, bad, parcel.origin)
-        parcel.rejected += decoded.rejected
+            return deque(_rows_before(piece, bad, parcel.origin) for piece in decoded)
+        parcel.rejected += tuple(rejected)
         return decoded
 
-    def _in_order(self, parcel: Parcel) -> Parcel:
+    def _in_order(self, parcel: Parcel) -> Iterator[Parcel]:
+        """A parcel that is due, after the transforms that need order: its earlier batches as parts, then the rest.
+
+        What counts once for a parcel goes with the rest: a resume in between makes all of the parcel again.
+        """
+        while parcel.earlier:
+            piece = parcel.earlier.popleft()
+            reservation = self._context.budget.charge(piece.nbytes, "pipeline", by=self._context)
+            _fit_reservation(parcel)
+            part = Parcel(parcel.number, None, parcel.origin, None, reservation, parcel.read_at, size=piece.nbytes)
+            part.batch, part.rows, part.is_part = piece.batch, piece.rows, True
+            self._count_rows(parcel)
+            self._count_rows(part)
+            self._run_in_order(part)
+            parcel.counts, parcel.rejected = parcel.counts + part.counts, parcel.rejected + part.rejected
+            part.counts = part.rejected = ()
+            if part.error is not None:
+                parcel.error, parcel.batch = part.error, None
+                parcel.earlier.clear()
+                reservation.release()
+            else:
+                yield part
+        self._run_in_order(parcel)
+        yield parcel
+
+    def _run_in_order(self, parcel: Parcel) -> None:
         if parcel.error is not None:
-            return parcel
+            return
         if not self._serial.transforms:
             parcel.error = parcel.later_error
-            return parcel
+            return
         try:
             if parcel.batch is not None:
                 _fill(parcel, self._run(parcel, self._serial, Decoded(parcel.batch, rows=parcel.rows), parcel.size))
@@ -215,10 +255,10 @@ class Workers:
             parcel.error = parcel.later_error
         except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
             parcel.error = error
-        return parcel
 
     def _count_rows(self, parcel: Parcel) -> None:
-        self._context.rows_ahead.count(parcel, parcel.batch.num_rows if parcel.batch is not None else 0)
+        rows = parcel.batch.num_rows if parcel.batch is not None else 0
+        self._context.rows_ahead.count(parcel, rows + sum(piece.batch.num_rows for piece in parcel.earlier))
 
     def _run(self, parcel: Parcel, chain: Chain, decoded: Decoded, size: int) -> Ran:
         """The batch through a chain; if a row fails, its good rows. Bad ones stop the run, or go into the parcel."""
@@ -290,6 +330,14 @@ def _rows_before(decoded: Decoded, bad: Rejected, origin: Origin | None) -> Deco
     if decoded.rows is not None:
         count = sum(row < count for row in decoded.rows)
     return Decoded(decoded.batch.slice(0, count), rows=None if decoded.rows is None else decoded.rows[:count])
+
+
+def _fit_reservation(parcel: Parcel) -> None:
+    """Charge for the batches that a parcel has."""
+    batches = [(piece.batch, piece.nbytes) for piece in parcel.earlier]
+    if parcel.batch is not None:
+        batches.append((parcel.batch, parcel.size))
+    parcel.reservation.resize(sum(nbytes + column_bytes(batch.num_columns) for batch, nbytes in batches))
 
 
 def _told(error: Exception) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,7 +17,14 @@ from penstock.files.compression import open_input
 from penstock.files.listing import PathLike, split_suffix
 from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, window_for
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
-from penstock.files.ranges.row_groups import MOST_WHOLE_BYTES, GroupsAhead, ParquetReader, RowGroups, RowWidth
+from penstock.files.ranges.row_groups import (
+    MOST_WHOLE_BYTES,
+    MOST_WHOLE_ROWS,
+    GroupsAhead,
+    ParquetReader,
+    RowGroups,
+    RowWidth,
+)
 from penstock.memory import MemoryBudget
 from penstock.memory.views import MappedFile
 from penstock.pipeline.cores import available_cores
@@ -36,12 +44,12 @@ _LOST = "the rest of a row group is unreadable"
 class ParquetSource(FileSource):
     """Parquet, row group by row group, only the requested `columns`.
 
-    Row groups that are small against the memory budget (a 64th of it, 64 MiB and 16,384 rows at most) are decoded as a
-    whole, in the pipeline's workers. Others are read in pieces of about two megabytes, one after the other, so a row
-    group may be larger than memory. With a budget of 256 MiB or more the next ones of a local file are decoded
-    meanwhile, in threads of their own, and an eighth of the budget may wait. Resuming begins at the row group that
-    holds the row and passes over the rows before it. Damage costs the rest of the row group it is in; the next one can
-    be read without it.
+    Row groups that are small against the memory budget (a 64th of it, 64 MiB and 65,536 rows at most) are decoded in
+    the pipeline's workers, each by one, and transformed in pieces; of a remote file, those up to 16,384 rows. Others
+    are read in pieces of about two megabytes, one after the other, so a row group may be larger than memory. With a
+    budget of 256 MiB or more the next ones of a local file are decoded meanwhile, in threads of their own, and an
+    eighth of the budget may wait. Resuming begins at the row group that holds the row and passes over the rows before
+    it. Damage costs the rest of the row group it is in; the next one can be read without it.
 
     `verify="own"` compares what is read with the checksums that `ParquetSink` writes; files of other writers have none,
     and are read as they are. `"pages"` has Arrow compare the page checksums of those too. `"none"` compares nothing.
@@ -62,6 +70,7 @@ class ParquetSource(FileSource):
             raise ConfigError(f"verify must be 'own', 'pages' or 'none', got {verify!r}")
         self._columns, self._verify = check_columns(columns), verify
         self._piece_bytes, self._whole_bytes = _PIECE_BYTES, _WHOLE_BYTES
+        self._whole_rows = 0
         self._width = RowWidth()
         self._ahead: GroupsAhead | None = None
         self._following: tuple[InputFile, ParquetReader] | None = None
@@ -84,6 +93,7 @@ class ParquetSource(FileSource):
         """Smaller pieces, and fewer row groups as a whole, if there is less memory."""
         self._piece_bytes = max(1 << 14, min(_PIECE_BYTES, nbytes // 64))
         self._whole_bytes = min(MOST_WHOLE_BYTES, nbytes // 64)
+        self._whole_rows = MOST_WHOLE_ROWS
         self.read_ahead_bytes = window_for(nbytes)
         count = min(available_cores() - 1, _MOST_GROUPS_AHEAD)
         if count and nbytes >= _LEAST_BUDGET:
@@ -120,6 +130,7 @@ class ParquetSource(FileSource):
         reader = super()._here(path)
         assert isinstance(reader, ParquetReader)
         reader.reads_on, reader.looks_ahead = True, self._ahead
+        reader.whole_rows = max(reader.whole_rows, self._whole_rows)
         if reader.is_at_last_group and self._following is None:
             self._open_following(reader)
         return reader
@@ -189,17 +200,32 @@ class ParquetSource(FileSource):
         return None
 
     def decode(self, block: Block) -> Decoded:
+        pieces = self.decode_pieces(block)
+        if len(pieces) == 1:
+            return pieces[0]
+        rows = tuple(chain.from_iterable(piece.rows or () for piece in pieces))
+        kept = None if len(rows) == block.data.rows else rows
+        return Decoded(pa.concat_batches([piece.batch for piece in pieces]), rows=kept)
+
+    def decode_pieces(self, block: Block) -> list[Decoded]:
+        """Rows of a block in pieces of about two megabytes, or of as much as was asked for."""
         groups = block.data
         if isinstance(groups, pa.RecordBatch):
-            return Decoded(groups, rows=block.meta.get("kept"))
+            return [Decoded(groups, rows=block.meta.get("kept"))]
         try:
-            batch = groups.read()
+            pieces = groups.pieces()
         except _DAMAGED:
             self._list.stamps.check(groups.path)
-            return self._rescue(block, groups)
+            return [self._rescue(block, groups)]
         self._list.stamps.check(groups.path)
-        rows, kept = self.rows_of(batch, groups.path, block.origin.row)
-        return Decoded(rows, rows=_numbers(kept))
+        found: list[Decoded] = []
+        first = 0
+        for piece in pieces:
+            rows, kept = self.rows_of(piece, groups.path, block.origin.row + first)
+            numbers = range(first, first + piece.num_rows) if kept is None else _numbers(kept + first)
+            found.append(Decoded(rows, rows=numbers if len(pieces) > 1 or kept is not None else None))
+            first += piece.num_rows
+        return found
 
     def offset_of(self, block: Block, row: int) -> int | None:
         """A row of Parquet is in many places of its file."""

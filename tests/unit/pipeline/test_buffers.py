@@ -38,7 +38,7 @@ def nothing() -> Iterable[Parcel]:
 @settings(max_examples=50, deadline=None)
 def test_whatever_order_parcels_settle_in_they_come_out_numbered(order: list[int]) -> None:
     budget = MemoryBudget(10_000)
-    buffers = Buffers(lambda: 10_000, 1, lambda p: p)
+    buffers = Buffers(lambda: 10_000, 1, lambda p: [p])
     for number in range(12):
         buffers.put_read(parcel(budget, number))
     taken = [buffers.take_work(0)[0] for _ in range(12)]
@@ -53,7 +53,7 @@ def test_whatever_order_parcels_settle_in_they_come_out_numbered(order: list[int
 
 def test_an_idle_worker_steals_the_oldest_parcel_of_a_longer_lane() -> None:
     budget = MemoryBudget(10_000)
-    buffers = Buffers(lambda: 10_000, 2, lambda p: p)
+    buffers = Buffers(lambda: 10_000, 2, lambda p: [p])
     for number in range(8):
         buffers.put_read(parcel(budget, number))
     first, _ = buffers.take_work(0)  # fills lane 0 with more than it hands out
@@ -70,7 +70,7 @@ def test_an_idle_worker_steals_the_oldest_parcel_of_a_longer_lane() -> None:
 
 def test_a_full_buffer_makes_the_source_wait_until_there_is_room() -> None:
     budget = MemoryBudget(10_000)
-    buffers = Buffers(lambda: 400, 1, lambda p: p)  # each buffer takes 100 bytes
+    buffers = Buffers(lambda: 400, 1, lambda p: [p])  # each buffer takes 100 bytes
     buffers.put_read(parcel(budget, 0, 60))
     waited: list[float] = []
     thread = threading.Thread(target=lambda: waited.append(buffers.put_read(parcel(budget, 1, 60))))
@@ -84,7 +84,7 @@ def test_a_full_buffer_makes_the_source_wait_until_there_is_room() -> None:
 
 def test_a_parcel_larger_than_a_buffer_passes_alone() -> None:
     budget = MemoryBudget(10_000)
-    buffers = Buffers(lambda: 100, 1, lambda p: p)
+    buffers = Buffers(lambda: 100, 1, lambda p: [p])
     buffers.put_read(parcel(budget, 0, 5_000))
     got, _ = buffers.take_work(0)
     assert got is not None
@@ -95,7 +95,7 @@ def test_a_parcel_larger_than_a_buffer_passes_alone() -> None:
 
 def test_the_awaited_parcel_is_never_held_back_by_later_ones() -> None:
     budget = MemoryBudget(10_000)
-    buffers = Buffers(lambda: 400, 2, lambda p: p)
+    buffers = Buffers(lambda: 400, 2, lambda p: [p])
     for number in range(3):
         buffers.put_read(parcel(budget, number, 30))
     taken = [buffers.take_work(i % 2)[0] for i in range(3)]
@@ -115,7 +115,7 @@ def test_the_awaited_parcel_is_never_held_back_by_later_ones() -> None:
 
 def test_cancelling_wakes_everybody_and_gives_the_memory_back() -> None:
     budget = MemoryBudget(10_000)
-    buffers = Buffers(lambda: 40, 1, lambda p: p)
+    buffers = Buffers(lambda: 40, 1, lambda p: [p])
     buffers.put_read(parcel(budget, 0, 10))
     results: list[object] = []
     threads = [
@@ -136,9 +136,9 @@ def test_stages_that_need_order_see_every_parcel_once_and_in_order() -> None:
     budget = MemoryBudget(1_000_000)
     seen: list[int] = []
 
-    def in_order(one: Parcel) -> Parcel:
+    def in_order(one: Parcel) -> list[Parcel]:
         seen.append(one.number)
-        return one
+        return [one]
 
     buffers = Buffers(lambda: 1_000_000, 4, in_order)
 
@@ -161,7 +161,7 @@ def test_stages_that_need_order_see_every_parcel_once_and_in_order() -> None:
 @pytest.mark.parametrize("active", [1, 3])
 def test_parked_workers_take_nothing(active: int) -> None:
     budget = MemoryBudget(1_000_000)
-    buffers = Buffers(lambda: 1_000_000, 4, lambda p: p)
+    buffers = Buffers(lambda: 1_000_000, 4, lambda p: [p])
     buffers.set_active(active)
     counts = [0] * 4
 

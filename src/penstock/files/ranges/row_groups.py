@@ -18,6 +18,7 @@ from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 _READ_AHEAD_BYTES = 1 << 18
 MOST_WHOLE_BYTES = 1 << 26
+MOST_WHOLE_ROWS = 1 << 16
 _PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
 
 
@@ -36,10 +37,13 @@ class RowGroups:
     pages: bool
     """True to compare the page checksums."""
     columns: list[str] | None
+    piece_rows: int
+    """Rows of a piece that is decoded at a time."""
     ranges: RangeFile | None = None
     """Of a remote file: the bytes, which were requested."""
 
-    def read(self) -> pa.RecordBatch:
+    def pieces(self) -> list[pa.RecordBatch]:
+        """All rows, piece by piece: decoders use the same memory for each."""
         columns = self.columns
         try:
             with contextlib.ExitStack() as stack:
@@ -51,17 +55,17 @@ class RowGroups:
                 if self.ranges is None:  # otherwise a column is read as a whole, into memory that is new each time
                     options["buffer_size"] = _READ_AHEAD_BYTES
                 file = stack.enter_context(pq.ParquetFile(source, metadata=self.metadata, **options))
-                rows = self.skip + self.rows
-                pieces = list(file.iter_batches(rows, row_groups=self.numbers, columns=columns, use_threads=False))
+                options = {"row_groups": self.numbers, "columns": columns, "use_threads": False}
+                pieces = list(file.iter_batches(self.piece_rows, **options))
         finally:
             if self.ranges is not None:
                 self.ranges.close()
-        whole = pieces[0] if len(pieces) == 1 else pa.concat_batches(pieces)
-        if whole.num_rows != self.skip + self.rows:
-            raise pa.ArrowInvalid(
-                f"row groups {self.numbers} hold {whole.num_rows} rows, and the footer has another number"
-            )
-        return whole.slice(self.skip)
+        rows, left = sum(piece.num_rows for piece in pieces), self.skip
+        if rows != self.skip + self.rows:
+            raise pa.ArrowInvalid(f"row groups {self.numbers} hold {rows} rows, and the footer has another number")
+        while left and pieces[0].num_rows <= left:
+            left -= pieces.pop(0).num_rows
+        return [pieces[0].slice(left), *pieces[1:]] if left else pieces
 
     def each(self) -> Iterator[RowGroups]:
         """One at a time."""
@@ -167,6 +171,8 @@ class ParquetReader:
         """True if row groups were taken as a whole."""
         self.looks_ahead: GroupsAhead | None = None
         """Set to decode the next row groups too, if the file is local."""
+        self.whole_rows = _MOST_ROWS
+        """Most rows of a row group that is taken as a whole, if the file is local."""
         self._path, self._columns, self._piece_bytes = path, choose(self._file.schema_arrow), piece_bytes
         self._group = 0
         self._skip = 0
@@ -215,21 +221,27 @@ class ParquetReader:
         self._left -= batch.num_rows
         return batch
 
+    @property
+    def _most_rows(self) -> int:
+        return self.whole_rows if self._ranges is None else _MOST_ROWS
+
     def rows_in(self, nbytes: int) -> int:
         """About how many rows that many bytes are."""
         return max(1, int(nbytes / max(1.0, self._row_bytes)))
 
     def take_groups(self, max_bytes: int, whole_bytes: int) -> RowGroups | None:
-        """The next row groups, if they need not be read in pieces: about `max_bytes` of them, and one at least."""
+        """The next row groups, if they need not be read one after the other: about `max_bytes`, and one at least."""
         self._whole_bytes = whole_bytes
         if self._left or (self._ahead and self._ahead[-1][0] >= self._group):
             return None
         metadata, first, skip = self._file.metadata, self._group, self._skip
         rows = nbytes = 0
         while self._group < metadata.num_row_groups:
-            more_rows, more_bytes = metadata.row_group(self._group).num_rows, self._size_of(self._group)
-            fits = rows + more_rows <= _MOST_ROWS and more_bytes <= whole_bytes
-            if not fits or (rows > skip and nbytes + more_bytes > max_bytes):
+            more_rows = metadata.row_group(self._group).num_rows
+            if rows + more_rows > (_MOST_ROWS if rows > skip else self._most_rows):
+                break
+            more_bytes = self._size_of(self._group)
+            if more_bytes > whole_bytes or (rows > skip and nbytes + more_bytes > max_bytes):
                 break
             rows, nbytes = rows + more_rows, nbytes + more_bytes
             self._group += 1
@@ -248,6 +260,7 @@ class ParquetReader:
             checksums=self._checksums,
             pages=self._pages,
             columns=self._columns,
+            piece_rows=max(1, min(_MOST_ROWS, int(max(max_bytes, self._piece_bytes) * rows / max(1, nbytes)))),
         )
         return groups if self._ranges is None else self._requested(groups)
 
@@ -290,6 +303,7 @@ class ParquetReader:
         Rows of a remote file are as wide as those of the file before, until some are seen.
         """
         self.reads_on, self._whole_bytes, self.looks_ahead = True, before._whole_bytes, before.looks_ahead
+        self.whole_rows = before.whole_rows
         if self._ranges is not None:
             self._row_bytes = before._row_bytes
         if self._file.metadata.num_row_groups and not before.reads_groups:
@@ -360,7 +374,7 @@ class ParquetReader:
         for group in range(first, min(first + looks.count, metadata.num_row_groups)):
             if self._ahead and self._ahead[-1][0] >= group:
                 continue
-            few = metadata.row_group(group).num_rows <= _MOST_ROWS
+            few = metadata.row_group(group).num_rows <= self._most_rows
             if few and self._whole_bytes is not None and self._size_of(group) <= self._whole_bytes:
                 return  # workers decode it
             if group:
