@@ -165,8 +165,12 @@ class Encoder:
 
 def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
     """Write a new file; a failure (a full disk) leaves none, and its error names `shown`."""
-    path.unlink(missing_ok=True)  # never write through a link, or into what a failed call left
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0), 0o666)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    try:
+        handle = os.open(path, flags, 0o666)
+    except FileExistsError:
+        path.unlink()  # never write through a link, or into what a failed call left
+        handle = os.open(path, flags, 0o666)
     try:
         with naming(str(shown)):
             view = memoryview(data)

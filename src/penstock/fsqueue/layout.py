@@ -303,6 +303,10 @@ class Lanes:
         """One more than the highest number that was ever reserved."""
         return max(0, *(lane.number + 1 - (lane.owner is None) * self.count for lane in self.all()))
 
+    def advanced(self, number: int) -> bool:
+        """True if the lane of a number is at the next one, and free; False says nothing."""
+        return os.path.exists(os.path.join(self.path, Lane(number + self.count).name))
+
     def take(self, lane: Lane, owner: str) -> bool:
         """Reserve the number of a lane; False if another member was faster."""
         mine = Lane(lane.number, owner)
@@ -347,10 +351,12 @@ class Lanes:
     def _list(self) -> tuple[list[Lane], int | None]:
         for _ in range(_LISTINGS):
             names = os.listdir(self.path)
-            lanes = {lane.number % self.count: lane for lane in _parse(names)}
+            found = _parse(names)
+            end = min(self.ends(names), default=None) if len(names) > len(found) else None
+            lanes = {lane.number % self.count: lane for lane in found}
             if len(lanes) == self.count:
                 break
-        return sorted(lanes.values(), key=_NUMBER), min(self.ends(names), default=None)
+        return found if len(lanes) == len(found) else sorted(lanes.values(), key=_NUMBER), end
 
 
 def _parse(names: list[str]) -> list[Lane]:

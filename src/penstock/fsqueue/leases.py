@@ -215,7 +215,8 @@ class Acknowledger:
         # Until the lane is seen past the file: a member that takes the lane over must not find the file gone and the
         # lane unmoved, or it would produce the file again.
         for _ in range(_TRIES):
-            if self._positions.get(place, 0) > number:
+            # A lane that is at its next number and free, as most are, is found without a listing.
+            if self._positions.get(place, 0) > number or self.lanes.advanced(number):
                 return
             for lane in self.lanes.all():
                 if lane.number == number:

@@ -113,16 +113,16 @@ class Publisher:
         lanes = self._skip_consumed(self.lanes.all())
         end = None if self.max_batches is None else -(-self.max_batches // self.queue.description.batches_per_file)
         idle = [lane for lane in lanes if lane.owner is None]
-        free = idle if end is None else [lane for lane in idle if lane.number < end]
-        if not free:
+        if not idle or (end is not None and idle[0].number >= end):
             return None
         # A lane's number tells how many of its files were produced.
         producing = len(lanes) - len(idle)
         begun = sum([lane.number // self.lanes.count for lane in lanes]) + producing
         if begun >= self._next_look:
             self._next_look = begun - producing + self._room()
-            if begun >= self._next_look and not self._is_needed(free[0].number):
+            if begun >= self._next_look and not self._is_needed(idle[0].number):
                 return None
+        free = (lane for lane in idle if end is None or lane.number < end)
         return next((lane.number for lane in free if self.lanes.take(lane, self.member.id)), None)
 
     def publish(self, number: int, batches: Iterable[pa.RecordBatch], *, same_size: int | None = None) -> bool:

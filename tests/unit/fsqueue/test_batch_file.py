@@ -14,7 +14,7 @@ from queues import LENGTH, PAIR, ROWS, Numbered, consumer, fill, given, ks, name
 
 from penstock.errors import ConfigError, DataError, StaleQueueError
 from penstock.fsqueue import DatasetConsumer, Queue
-from penstock.fsqueue.batch_file import Encoder, read
+from penstock.fsqueue.batch_file import Encoder, read, write
 from penstock.fsqueue.layout import QueueFile
 
 SHAPES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -259,3 +259,17 @@ def test_bytes_in_memory_that_is_used_again_are_the_same_bytes() -> None:
         again = encoder.encode(iter(some), number, same_size=len(some))
         fresh = Encoder(fingerprint="f", split="train").encode(some, number)
         assert (again.data.to_pybytes(), again.file) == (fresh.data.to_pybytes(), fresh.file)
+
+
+@pytest.mark.parametrize("left", ["nothing", "file", "link"])
+def test_a_file_is_written_anew_whatever_a_failed_call_left_under_its_name(left: str, tmp_path: Path) -> None:
+    path, other = tmp_path / ".000000000001~p1.tmp", tmp_path / "other"
+    other.write_bytes(b"of somebody else")
+    if left == "file":
+        path.write_bytes(b"x" * 100)
+    elif left == "link":
+        path.symlink_to(other)
+    write(path, pa.py_buffer(b"new"), durable=False, shown=path)
+    assert not path.is_symlink()
+    assert path.read_bytes() == b"new"
+    assert other.read_bytes() == b"of somebody else"

@@ -37,6 +37,30 @@ def test_a_number_that_was_given_up_is_made_by_another(lanes: Lanes) -> None:
     assert lanes.all()[0] == Lane(0, "p2")
 
 
+def test_a_lane_is_seen_to_be_past_a_number_only_when_it_is(lanes: Lanes) -> None:
+    assert not lanes.advanced(2)
+    assert lanes.take(Lane(2), "p1")
+    assert not lanes.advanced(2)
+    assert lanes.advance(2, "p1")
+    assert [number for number in range(10) if lanes.advanced(number)] == [2]
+    assert lanes.take(Lane(6), "p2")
+    assert not lanes.advanced(2)  # a listing says so
+    assert lanes.passed(2)
+
+
+def test_a_listing_with_more_than_the_lanes_gives_each_lane_once_and_the_end(lanes: Lanes) -> None:
+    (lanes.path / Lane(5).name).touch()  # as during a rename, when both names may be seen
+    (lanes.path / "notes").touch()
+    lanes.set_end(7)
+    assert lanes.all() == [Lane(0), Lane(2), Lane(3), Lane(5)]
+    assert lanes.end() == 7
+    assert not lanes.ended(1)
+    (lanes.path / Lane(1).name).unlink()
+    for number in (0, 2, 3, 4, 5, 6):
+        lanes.advance(number, None)
+    assert lanes.ended(1)
+
+
 def test_a_lane_that_the_file_system_cannot_look_at_is_not_taken_for_lost(lanes: Lanes) -> None:
     assert not lanes.holds(0, "p1")
     with pytest.raises(OSError, match="too long"):
