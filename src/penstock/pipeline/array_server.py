@@ -70,7 +70,7 @@ def serve(frames: Frames, outward: BinaryIO, setup: SharedBytes | None, slots: l
                 write_frame(outward, ERROR, f"{type(error).__name__}: {error}".encode(errors="replace"))
                 continue
             if isinstance(service, Preparing):
-                with contextlib.suppress(Exception):
+                with contextlib.suppress(BaseException):  # libraries in Rust raise panics, which are no Exceptions
                     service.prepare()
             write_frame(outward, RESULT, b"ready")
         elif service is not None:

@@ -286,11 +286,11 @@ class ArrayWorkers:
             worker.start()
 
     def add(self, count: int) -> None:
-        """Start more processes, which take work as soon as they are ready."""
+        """Start more processes, which take work as soon as they are ready; OSError if the system has none left."""
         for _ in range(count):
             worker = ArrayWorker(self._service)
-            self._starting.append(worker)
             worker.start()
+            self._starting.append(worker)
 
     def submit(
         self,

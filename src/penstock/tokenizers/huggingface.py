@@ -53,7 +53,7 @@ FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFacts:
-    """What a document says about its tokenizer, as the library has understood it."""
+    """Facts of a document about its tokenizer, as the library has understood it."""
 
     fingerprint: str
     vocab_size: int

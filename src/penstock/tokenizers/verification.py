@@ -464,7 +464,7 @@ class CharacterComparison:
         return self._load(model, small.vocab_size)
 
 
-class Proof:
+class KeptComparison:
     """A comparison without a difference, kept on disk by everything that decides its result, library versions too."""
 
     def __init__(self, *facts: object) -> None:

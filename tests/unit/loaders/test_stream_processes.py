@@ -36,6 +36,7 @@ from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, Stre
 from penstock.loaders.streamed.sampled_windows import ThreadWindows
 from penstock.loaders.streamed.steps import StepMaker
 from penstock.loaders.streamed.workers import WorkerChoice, choose_workers
+from penstock.memory import MemoryBudget
 from penstock.pipeline.array_worker import Answer, WorkerDiedError
 from penstock.transforms.tokenization import ByteTokenizer
 
@@ -377,6 +378,24 @@ def test_a_jump_while_processes_start_makes_no_steps_between(
         assert made is not None
         assert expected is not None
         assert same(made, expected)
+
+
+def test_a_stream_goes_on_with_the_processes_it_has_if_no_more_can_start(
+    corpus: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with reader_of(corpus, "thread") as threads:
+        windows = processes.ProcessWindows(threads.spec, MemoryBudget(), ProcessCount(1, 4))
+
+        def refuse(*given: Any, **more: Any) -> None:
+            raise BlockingIOError(11, "no process left")
+
+        with monkeypatch.context() as patch, caplog.at_level(logging.WARNING, "penstock"):
+            patch.setattr(subprocess, "Popen", refuse)
+            windows.grow()
+            windows.grow()
+        assert [windows.count, windows._workers.starting] == [1, 0]
+        assert len([record for record in caplog.records if "no more processes" in record.message]) == 1
+        windows.close()
 
 
 def test_the_next_epoch_is_begun_before_the_trainer_asks_for_it(

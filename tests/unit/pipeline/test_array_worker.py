@@ -47,19 +47,20 @@ class Doubled:
 class Prepared(Doubled):
     """Loads something before it answers, which fails."""
 
-    def __init__(self) -> None:
-        self.loaded = 0
+    def __init__(self, error: type[BaseException]) -> None:
+        self.loaded, self.error = 0, error
 
     def prepare(self) -> None:
         self.loaded += 1
-        raise DataError("an answer tells of it")
+        raise self.error("an answer tells of it")
 
     def answer(self, request: bytes) -> Answer:
         return Answer({"loaded": self.loaded})
 
 
-def test_a_service_loads_what_it_needs_before_it_is_ready() -> None:
-    workers = ArrayWorkers(Prepared(), 1)
+@pytest.mark.parametrize("error", [DataError, BaseException])
+def test_a_service_loads_what_it_needs_before_it_is_ready(error: type[BaseException]) -> None:
+    workers = ArrayWorkers(Prepared(error), 1)
     try:
         workers.add(1)
         wait_for(lambda: not workers.starting)

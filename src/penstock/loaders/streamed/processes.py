@@ -145,8 +145,13 @@ class ProcessWindows:
     def grow(self) -> None:
         """Start as many processes again, up to the most, unless some are starting."""
         count = self.count
-        if not self._workers.starting and count < self._most:
+        if self._workers.starting or count >= self._most:
+            return
+        try:
             self._workers.add(min(count, self._most - count))
+        except OSError as error:
+            self._most = count
+            log.warning("no more processes for %s than %d: %s", shown_input(self._spec.paths), count, error)
 
     def submit(
         self, sequence: BlockSequence, source: WindowInput | StreamCursor, split: OpenSplit, by: object
@@ -308,7 +313,7 @@ class ProcessSteps:
 
     @property
     def at_hand(self) -> int:
-        """Steps with data that have come: at one without, the epoch may end, or this rank waits for the others."""
+        """Steps with data that have come, up to the first without: there the epoch may end."""
         for _ in range(self._worker.unread):
             self._receive_next()
         return sum(1 for _ in takewhile(lambda step: step[1].notes.get("has_data"), self._received))

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from penstock.distributed.ranks import ranks_on_machine
 from penstock.errors import PenstockError
 from penstock.loaders.streamed.processes import ProcessCount, ProcessSteps
 from penstock.loaders.streamed.sampled_windows import ThreadWindows, making
@@ -72,8 +73,7 @@ def choose_workers(
         if options.worker_type == "process":
             log.warning("streaming with threads, not processes, which slows the trainer down: %s", stays)
         return WorkerChoice("thread", given, stays)
-    ranks = ranks or max(1, int(os.environ.get("LOCAL_WORLD_SIZE") or 1))
-    cores = max(1, (cores or available_cores()) // ranks)
+    cores = max(1, (cores or available_cores()) // (ranks or ranks_on_machine()))
     most = given or max(1, cores - _FEW_CORES)
     processes = min(most, given or _FIRST_PROCESSES)
     most = max(processes, min(most, memory // _PROCESS_BYTES))
