@@ -57,7 +57,8 @@ class MachineCode:
         """True if nothing more is tried: the functions are loaded, or cannot be."""
         self._is_missing = False
         """True if there is no code yet, and nobody has asked to compile it."""
-        self._compiler: subprocess.Popen[bytes] | None = None
+        self._compiler: threading.Thread | None = None
+        """Waits for the process that compiles."""
         self._loaded: list[Any] = []
         """What keeps the code in memory."""
 
@@ -87,11 +88,11 @@ class MachineCode:
         """The functions, compiled first if need be; None where they cannot be."""
         self.functions(compile_missing=True)
         if self._compiler is not None:
-            self._compiler.wait()
+            self._compiler.join()
         return self.functions(compile_missing=True)
 
     def _is_compiling(self) -> bool:
-        return self._compiler is not None and self._compiler.returncode is None
+        return self._compiler is not None and self._compiler.is_alive()
 
     def _load(self, compile_missing: bool) -> None:
         if sys.byteorder != "little" or sys.maxsize < 1 << 32:
@@ -109,7 +110,9 @@ class MachineCode:
         elif importlib.util.find_spec("numba") is None or self._compiler is not None:
             self._is_over = True
         elif compile_missing:
-            self._compiler = _compiler(self._module)
+            # A daemon: the process goes on if this one ends, and the next one finds the code.
+            self._compiler = threading.Thread(target=_compile_elsewhere, args=(self._module,), daemon=True)
+            self._compiler.start()
         else:
             self._is_missing = True
 
@@ -222,17 +225,19 @@ def source_digest(files: Iterable[Path], *facts: str) -> str:
     return digest.hexdigest()
 
 
-def _compiler(module: str) -> subprocess.Popen[bytes]:
-    """The process that compiles a module."""
+def _compile_elsewhere(module: str) -> None:
+    """Have another process compile a module, and wait for it."""
     code = f"import os, sys; sys.path[:] = {sys.path!r}; getattr(os, 'nice', int)(10); "
     code += f"from {__name__} import compile_module; compile_module({module!r})"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
-        start_new_session=True,  # Ctrl-C is for those who read
-    )
-    threading.Thread(target=child.wait, name="penstock-compiler", daemon=True).start()
-    return child
+    try:
+        subprocess.run(
+            [sys.executable, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
+            start_new_session=True,  # Ctrl-C is for those who read
+            check=False,
+        )
+    except (OSError, ValueError) as error:
+        log.info("no machine code of %s: %s", module, error)

@@ -422,8 +422,12 @@ class JsonlSource(RecordSource):
         """The type of one row; None if it is bad, which is reported in its place, when the rows are read."""
         try:
             row = _loads(record)
+        except DepthError:
+            return None
         except ValueError:
             if b"NaN" not in record and b"Inf" not in record:
+                return None
+            if not record.lstrip().startswith(b"{"):  # Arrow's parser crashes on some that are not objects
                 return None
             with contextlib.suppress(pa.ArrowException, ValueError):  # as a whole block of such rows is parsed
                 check_utf8(pa.py_buffer(record))

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import pyarrow as pa
@@ -51,3 +54,25 @@ def test_numbers_that_only_the_parser_knows_are_kept_beside_bad_rows(tmp_path: P
     decoded = source.decode(block)
     assert decoded.rows == (0, 1, 3)
     assert [one.row for one in decoded.rejected] == [2, 4]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        'null{"x": {"NaN": 1}, "y": nu]',  # Arrow's parser reads a null there
+        '{"y": -NaN, "x": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    ],
+)
+def test_bad_rows_that_would_crash_the_parser_do_not_reach_it(tmp_path: Path, bad: str) -> None:
+    (tmp_path / "a.jsonl").write_text(f'{{"x": [1]}}\n{bad}\n{{"x": null}}\n')
+    # In a process of its own: a crash is not an exception.
+    code = """
+        import sys
+        from penstock.sources import JsonlSource
+        source = JsonlSource(sys.argv[1])
+        decoded = source.decode(source.next_block(1 << 20))
+        print(decoded.batch.to_pydict(), [one.row for one in decoded.rejected])
+    """
+    command = [sys.executable, "-c", dedent(code), str(tmp_path / "a.jsonl")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "{'x': [[1], None]} [1]\n"), done.stderr

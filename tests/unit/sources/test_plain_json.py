@@ -455,6 +455,7 @@ def test_rows_are_read_without_numba(tmp_path: Path) -> None:
     assert out == "None None\n"
 
 
+@pytest.mark.slow
 def test_code_is_compiled_once_by_another_process(tmp_path: Path) -> None:
     code = """
         import sys
@@ -482,6 +483,7 @@ def test_code_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch:
     assert MachineCode(module.stem).wait() is None
 
 
+@pytest.mark.slow
 def test_damaged_code_is_not_run_and_compiled_again(tmp_path: Path) -> None:
     code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait() is not None)"
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "True\n"
