@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from penstock.arrays.text import numbers_of, text_array
 from penstock.chat.gate import Checker, Gate
 from penstock.chat.masks import common_length
 from penstock.chat.messages import Conversation
@@ -225,7 +225,7 @@ def token_id(tokenizer: Tokenizer, text: str) -> int | None:
     if named is not None:
         return named
     try:  # between letters, so that a prefix that the tokenizer adds does not matter
-        made = tokenizer.encode_spans(pa.array([f"a{text}a"]), parse_special=True)
+        made = tokenizer.encode_spans(text_array([f"a{text}a"]), parse_special=True)
     except DataError:
         return None
     found = np.flatnonzero((made.starts == 1) & (made.ends == 1 + len(text.encode())))
@@ -314,7 +314,7 @@ def _symbols(tokenizer: Tokenizer, known: Mapping[str, int]) -> set[str]:
     symbols = set()
     for text, token in known.items():
         try:
-            ids = reference.encode(pa.array([text]), parse_special=False).values.to_numpy()
+            ids = numbers_of(reference.encode(text_array([text]), parse_special=False).values)
         except DataError:  # its characters are not in the vocabulary
             continue
         if (ids == token).any():
@@ -372,7 +372,7 @@ def _headers(tokenizer: Tokenizer, text: str, known: Mapping[str, int]) -> set[i
     # For one text, loading the fast tokenizer would take longer than the reference does.
     reference = tokenizer.without_fast(quietly=True) if isinstance(tokenizer, LoadedTokenizer) else tokenizer
     try:
-        ids = reference.encode(pa.array([text]), parse_special=True).values.to_numpy()
+        ids = numbers_of(reference.encode(text_array([text]), parse_special=True).values)
     except DataError:  # the sample has characters that the vocabulary lacks
         return {token for name, token in known.items() if name in text}
     return set(np.unique(ids).tolist()) & set(known.values())

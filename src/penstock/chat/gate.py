@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from penstock._suggest import named_options
+from penstock.arrays.text import numbers_of, text_array
 from penstock.chat.masks import Flags, Ints, Spans, SpanTokens, shown
 from penstock.chat.problems import (
     BosCountError,
@@ -228,8 +228,8 @@ class Checker:
         if new:
             if len(self._tails) > _MAX_TAILS:
                 self._tails.clear()
-            made = self.tokenizer.encode(pa.array([text.decode() for text in new], pa.string()), parse_special=True)
-            values, offsets = made.values.to_numpy(), made.offsets.to_numpy()
+            made = self.tokenizer.encode(text_array([text.decode() for text in new]), parse_special=True)
+            values, offsets = numbers_of(made.values), numbers_of(made.offsets)
             known |= {text: values[a:b].tobytes() for text, (a, b) in zip(new, pairwise(offsets))}
             self._tails.update((text, known[text]) for text in new if len(text) <= 256)
         pairs = zip(texts, first[judged].tolist(), stop[judged].tolist())

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrays.ragged import offsets_of
+from penstock.arrays.text import arrow_of, flags
 from penstock.chat.compile.layouts import Flat, flat_conversations, flat_messages
 from penstock.chat.compile.prover import Layouts
 from penstock.chat.formats import conversations, good_rows, sides_of
@@ -81,7 +82,7 @@ def _foreign(renderer: Renderer, flat: Flat, others: Flags) -> dict[int, str]:
         return {}
     quoted = (text.replace("\\E", "\\E\\\\E\\Q") for text in renderer.specials)
     pattern = "|".join(f"\\Q{text}\\E" for text in quoted)
-    found = np.flatnonzero(pc.match_substring_regex(flat.contents, pattern).to_numpy(zero_copy_only=False))
+    found = np.flatnonzero(flags(pc.match_substring_regex(flat.contents, pattern)))
     rows = np.searchsorted(flat.offsets, found, side="right") - 1
     foreign: dict[int, str] = {}
     for row, at in zip(rows.tolist(), found.tolist()):
@@ -95,7 +96,7 @@ def _foreign(renderer: Renderer, flat: Flat, others: Flags) -> dict[int, str]:
 
 def _conversations_of(batch: pa.RecordBatch, name: str, rows: Ints) -> list[Conversation]:
     """Some rows of a batch; a problem has the number of its row in the batch."""
-    taken = batch if len(rows) == batch.num_rows else batch.take(pa.array(rows))
+    taken = batch if len(rows) == batch.num_rows else batch.take(arrow_of(rows))
     converted = zip(conversations(taken, name), rows.tolist())
     numbered = [row.at(number) if isinstance(row, RowProblem) else row for row, number in converted]
     return [row[0] for row in good_rows(numbered)]
@@ -119,7 +120,7 @@ def _merged(parts: Sequence[tuple[Ints, RenderedBatch]]) -> RenderedBatch:
     order = np.argsort(np.concatenate([rows for rows, _ in parts]))
     lengths = np.concatenate([np.diff(part.spans.offsets) for _, part in parts])[order]
     offsets = offsets_of(lengths)
-    texts = pa.concat_arrays([part.spans.texts.cast(pa.large_string()) for _, part in parts]).take(pa.array(order))
+    texts = pa.concat_arrays([part.spans.texts.cast(pa.large_string()) for _, part in parts]).take(arrow_of(order))
     moved = []
     foreign: dict[int, str] = {}
     lost: Counter[str] = Counter()

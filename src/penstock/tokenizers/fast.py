@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from penstock._forks import renewed
 from penstock.arrays.ragged import Flags, Ints, Ragged, spliced
-from penstock.arrays.text import Utf8, flags, text_array, utf8
+from penstock.arrays.text import Utf8, arrow_of, flags, text_array, utf8
 from penstock.memory.pressure import resident_bytes
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.cores import available_cores
@@ -126,8 +126,8 @@ class FastPath:
         data = utf8(texts)
         other = self._for_reference(texts, data)
         if other is not None and other.any():
-            marked = reference_ids(self._reference, texts.filter(pa.array(other)), parse_special=self._parse_special)
-            return spliced(other, marked, self._checked(backend, texts.filter(pa.array(~other))))
+            marked = reference_ids(self._reference, texts.filter(arrow_of(other)), parse_special=self._parse_special)
+            return spliced(other, marked, self._checked(backend, texts.filter(arrow_of(~other))))
         return self._checked(backend, texts, data)
 
     def deliver(self) -> None:
@@ -220,7 +220,7 @@ class FastPath:
         probes = text_array([*PROBES, *ascii_pairs(), *self._reference.probes()])
         other = self._trapped(probes)
         if other is not None:
-            probes = probes.filter(pa.array(~other))
+            probes = probes.filter(arrow_of(~other))
         _, difference = self._compared(backend, probes, utf8(probes), np.arange(len(probes)))
         if difference is not None:
             self._refuse(difference)
@@ -252,7 +252,7 @@ class FastPath:
         trapped = self._trapped(texts)
         assert self._characters is not None
         try:
-            outside = self._characters.outside(data if trapped is None else utf8(texts.filter(pa.array(~trapped))))
+            outside = self._characters.outside(data if trapped is None else utf8(texts.filter(arrow_of(~trapped))))
         except BaseException as error:  # noqa: BLE001 - a panic in Rust is not an Exception
             self._refuse(f"it failed: {_first_line(error)}")
         if outside is None:

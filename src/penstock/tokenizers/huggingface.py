@@ -7,6 +7,7 @@ the library parses the document when it is first asked for ids, which is after t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import itertools
@@ -155,8 +156,21 @@ class HuggingFaceReference:
             if not self._byte_fallback or self._splitting or spaces not in self._normalizing:
                 return None
             prefixed, compare = {"type": "Prepend", "prepend": "▁"} in self._normalizing, "always"
-        tokens = [self.token_bytes(token) for token in range(self.vocab_size)]
+        tokens = self._all_bytes()
         return as_token_table(tokens, list(self._added_ids), prefixed=prefixed, compare=compare)
+
+    def _all_bytes(self) -> list[bytes]:
+        """The bytes of every token; a byte-level vocabulary is translated as one text, as a letter is a byte."""
+        if self._byte_level:
+            texts = ["" if token in self._added_ids else text for token, text in enumerate(self._tokens)]
+            with contextlib.suppress(UnicodeEncodeError):  # a letter outside of the byte alphabet
+                data = "".join(texts).translate(_LATIN).encode("latin-1")
+                bounds = itertools.accumulate(map(len, texts), initial=0)
+                found = [data[start:stop] for start, stop in itertools.pairwise(bounds)]
+                for token in self._added_ids:
+                    found[token] = self._tokens[token].encode()
+                return found
+        return [self.token_bytes(token) for token in range(self.vocab_size)]
 
     def fast(self, *, parse_special: bool) -> FastModel | str:
         try:

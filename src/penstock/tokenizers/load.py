@@ -25,7 +25,7 @@ import orjson
 import pyarrow as pa
 
 from penstock.arrays.ragged import MOST, Flags, Ints, Ragged, list_array, row_offsets, spliced
-from penstock.arrays.text import checked_text, pieces, utf8
+from penstock.arrays.text import arrow_of, checked_text, pieces, utf8
 from penstock.errors import ConfigError, DataError
 from penstock.files.filesystems import cut, is_remote, local_or_none, shown
 from penstock.files.hub import TOKENIZER_FILES, fetch_tokenizer, is_repository_name
@@ -256,7 +256,7 @@ class LoadedTokenizer:
         wrong = _rows_that_differ(texts, rows, table, lengths)
         if not wrong.any():
             return rows, starts, ends
-        mended = self._reference_spans(texts.filter(pa.array(wrong)), parse_special)
+        mended = self._reference_spans(texts.filter(arrow_of(wrong)), parse_special)
         right = np.repeat(~wrong, np.diff(rows.offsets))
         kept = np.concatenate(([0], np.cumsum(np.diff(rows.offsets)[~wrong])))
         whole = [

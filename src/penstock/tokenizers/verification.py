@@ -8,6 +8,7 @@ longer than the reference would need for the rows. Results are kept on disk for 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import itertools
@@ -28,7 +29,7 @@ import xxhash
 from penstock._forks import renewed
 from penstock.arrays.hashes import mix64
 from penstock.arrays.ragged import Flags, Ints, Ragged
-from penstock.arrays.text import Utf8, arrow_of, flags, utf8
+from penstock.arrays.text import Utf8, arrow_of, flags, text_array, utf8
 from penstock.files.cache import DiskCache, default_cache_directory
 from penstock.tokenizers.base import FastModel, Reference
 
@@ -433,7 +434,7 @@ class CharacterComparison:
         """The texts for which fast and reference give different ids, unless such rows go to the reference anyway."""
         if not texts:
             return []
-        column = pa.array(texts, pa.large_string())
+        column = text_array(texts, pa.large_string())
         made = self._fast(utf8(column))
         right = self._reference.ids(texts, parse_special=self._parse_special)
         wrong = [not np.array_equal(_ids(made, row), ids) for row, ids in enumerate(right)]
@@ -487,16 +488,14 @@ class KeptComparison:
             log.info("comparisons of tokenizers cannot be written to the cache: %s", error)
 
 
+@functools.cache
 def _versions() -> list[str]:
-    found = {dist.name: dist.version for dist in map(_distribution, LIBRARIES) if dist is not None}
-    return [f"{name} {version}" for name, version in found.items()]
-
-
-def _distribution(name: str) -> importlib.metadata.Distribution | None:
-    try:
-        return importlib.metadata.distribution(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    """Names and versions of the libraries that are installed; reading them takes milliseconds each."""
+    found = []
+    for name in LIBRARIES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return found
 
 
 def _ends_agree(reference: Reference, text: bytes, ids: Ints, parse_special: bool) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 from pathlib import Path
@@ -164,3 +165,20 @@ def test_ids_of_a_known_tokenizer_are_those_of_the_library(
     theirs.encode_special_tokens = True
     expected = [one.ids for one in theirs.encode_batch(texts, add_special_tokens=False)]
     assert loaded(path, fast=False).encode(pa.array(texts)).to_pylist() == expected
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+@pytest.mark.parametrize("odd", [False, True])
+def test_the_table_of_a_vocabulary_has_the_bytes_of_each_token(name: str, odd: bool) -> None:
+    document = json.loads(HUGGING_FACE[name]().to_str())
+    if odd and isinstance(
+        document["model"]["vocab"], dict
+    ):  # a letter that stands for no byte, and an id without token
+        document["model"]["vocab"]["鑫x"] = max(document["model"]["vocab"].values()) + 9
+    reference = HuggingFaceReference(json.dumps(document), name)
+    table = reference.table()
+    if table is None:
+        return
+    bounds = table.offsets.tolist()
+    found = [table.data[start:stop].tobytes() for start, stop in itertools.pairwise(bounds)]
+    assert found == [reference.token_bytes(token) for token in range(reference.vocab_size)]

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.arrays.ragged import is_list
-from penstock.arrays.text import is_text, plain
+from penstock.arrays.text import arrow_of, flags, is_text, numbers_of, plain, text_array
 from penstock.chat.formats import is_json_text
 from penstock.chat.masks import NO_PROMPT, Ints, Spans, as_texts
 from penstock.chat.messages import FLAGS, ROLES, SAID, SPEAKER, Conversation, role_of
@@ -112,8 +112,8 @@ class Layout:
             elif question == "filled" and hole.strips == SAYS:
                 found = flat.says[at]
             else:
-                texts = strip_column(flat.contents.take(pa.array(at)), hole.strips)
-                found = _OF_COLUMNS[question](texts, given).to_numpy(zero_copy_only=False)
+                texts = strip_column(flat.contents.take(arrow_of(at)), hole.strips)
+                found = flags(_OF_COLUMNS[question](texts, given))
             met &= found == answer
         return met
 
@@ -157,8 +157,8 @@ def says(contents: pa.Array, lengths: Ints) -> npt.NDArray[np.bool_]:
     starts = np.frombuffer(offsets, np.int64 if wide else np.int32)[contents.offset :][: len(contents)]
     first = np.frombuffer(data, np.uint8)[starts[found]]
     unsure = np.flatnonzero(found)[(first <= 0x20) | (first >= 0x80)]
-    rest = strip_column(contents.take(pa.array(unsure)), SAYS)
-    found[unsure] = pc.binary_length(rest).to_numpy() > 0
+    rest = strip_column(contents.take(arrow_of(unsure)), SAYS)
+    found[unsure] = numbers_of(pc.binary_length(rest)) > 0
     return found
 
 
@@ -208,12 +208,12 @@ def _joined(
     kinds: npt.NDArray[np.int32],
 ) -> tuple[Ints, npt.NDArray[np.uint8]]:
     """Offsets of all slots, and their bytes."""
-    before = pa.array(fixed, contents.type).take(pa.array(codes))
-    inside = contents.take(pa.array(message, mask=message < 0))
+    before = text_array(fixed, contents.type).take(arrow_of(codes))
+    inside = contents.take(arrow_of(message, message >= 0))
     for kind, strip in enumerate(strips):
         if strip:
-            inside = pc.if_else(pa.array(kinds == kind), strip_column(inside, strip), inside)
-    nothing = pa.scalar("", contents.type)
+            inside = pc.if_else(arrow_of(kinds == kind), strip_column(inside, strip), inside)
+    nothing = text_array([""], contents.type)[0]
     joined: Any = pc.binary_join_element_wise(before, inside, nothing, null_handling="replace", null_replacement="")
     wide = pa.types.is_large_string(joined.type)
     _, places, data = joined.buffers()
@@ -255,17 +255,17 @@ def flat_messages(batch: pa.RecordBatch, name: str) -> Flat | None:
     codes = _role_codes(speakers[0])
     for field in (said[0], messages):
         if field.null_count:
-            codes[pc.is_null(field).to_numpy(zero_copy_only=False)] = OTHER
-    flags = _flags([fields.pop(key) for key in FLAGS if key in fields], codes)
+            codes[flags(pc.is_null(field))] = OTHER
+    marks = _flags([fields.pop(key) for key in FLAGS if key in fields], codes)
     for field in fields.values():
         if field.null_count < len(field):
-            codes[pc.is_valid(field).to_numpy(zero_copy_only=False)] = OTHER
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
+            codes[flags(pc.is_valid(field))] = OTHER
+    lengths = _numbers(pc.list_value_length(lists), 0).astype(np.int64)
     bounds = np.concatenate(([0], np.cumsum(lengths)))
-    kinds = _kinds(codes, flags, bounds)
+    kinds = _kinds(codes, marks, bounds)
     for other in ("system", "tools"):
         if other in batch.schema.names:
-            for row in np.flatnonzero(pc.is_valid(batch.column(other)).to_numpy(zero_copy_only=False)).tolist():
+            for row in np.flatnonzero(flags(pc.is_valid(batch.column(other)))).tolist():
                 kinds[row] = None
     return _flat(said[0], bounds, kinds)
 
@@ -279,13 +279,13 @@ def flat_conversations(conversations: Sequence[Conversation]) -> Flat | None:
         if conversation.simple:
             contents += [message["content"] for message in conversation.messages]
             roles = bytes(_CODES[message["role"]] for message in conversation.messages)
-            flags = conversation.flags
-            kinds.append(roles if flags is None else roles + FLAGGED + bytes(FLAG_CODES[flag] for flag in flags))
+            marks = conversation.flags
+            kinds.append(roles if marks is None else roles + FLAGGED + bytes(FLAG_CODES[mark] for mark in marks))
         else:
             kinds.append(None)
         bounds.append(len(contents))
     try:
-        return _flat(pa.array(contents, pa.large_string()), np.array(bounds), kinds)
+        return _flat(text_array(contents, pa.large_string()), np.array(bounds), kinds)
     except UnicodeEncodeError:  # a lone surrogate: rendering by the template names the row
         return None
 
@@ -295,8 +295,13 @@ def _flat(contents: pa.Array, bounds: Ints, kinds: list[bytes | None]) -> Flat:
         contents = pc.fill_null(contents, "")
     if pa.types.is_string(contents.type) and contents.nbytes > 1 << 28:  # the texts of the template must fit too
         contents = contents.cast(pa.large_string())
-    lengths = pc.binary_length(contents).to_numpy().astype(np.int64)
+    lengths = numbers_of(pc.binary_length(contents)).astype(np.int64)
     return Flat(contents, lengths, says(contents, lengths), bounds, kinds)
+
+
+def _numbers(array: pa.Array, instead: int) -> Ints:
+    """Numbers with another one for each null. Where there is none, pyarrow need not import pandas to make a scalar."""
+    return numbers_of(pc.fill_null(array, instead) if array.null_count else array)
 
 
 def _role_codes(speakers: pa.Array) -> npt.NDArray[np.uint8]:
@@ -304,7 +309,7 @@ def _role_codes(speakers: pa.Array) -> npt.NDArray[np.uint8]:
     encoded = speakers.dictionary_encode()
     known = [_CODES.get(role_of(speaker), OTHER) for speaker in encoded.dictionary.to_pylist()]
     table = np.array([*known, OTHER], np.uint8)
-    codes: npt.NDArray[np.uint8] = table[pc.fill_null(encoded.indices, len(known)).to_numpy()]
+    codes: npt.NDArray[np.uint8] = table[_numbers(encoded.indices, len(known))]
     return codes
 
 
