@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -154,19 +155,21 @@ def compile_module(module: str) -> None:
         return
     try:
         if not file.exists():
+            numba = importlib.import_module("numba")  # one that is broken may be mended
             try:
-                data = _compiled(module, binding)
+                data = _compiled(module, binding, numba)
+            except (OSError, MemoryError):
+                raise
             except Exception:
                 log.info("numba does not compile %s", module, exc_info=True)
-                data = _FAILED  # of this numba, for these sources: nobody tries again
+                data = _FAILED  # of this numba and NumPy, for these sources: nobody tries again
             with AtomicFile(file, durable=False) as made:
                 made.file.write(data)
     finally:
         lock.release()
 
 
-def _compiled(module: str, binding: Any) -> bytes:
-    numba = importlib.import_module("numba")
+def _compiled(module: str, binding: Any, numba: Any) -> bytes:
     arguments, whole = {}, None
     for name, (function, signature) in importlib.import_module(module).SIGNATURES.items():
         made = numba.njit(**_OPTIONS, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function.py_func)
@@ -202,12 +205,19 @@ def _target_machine(binding: Any) -> Any:
 def code_file(module: str, binding: Any) -> Path:
     """File of the machine code of a module's kernels on this processor."""
     host = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
-    version = importlib.import_module("llvmlite").__version__
+    versions = [_version(name) for name in ("llvmlite", "numba", "numpy")]
     found = importlib.util.find_spec(module)
     assert found is not None
     assert found.origin is not None
-    digest = source_digest((Path(__file__), *sorted(Path(found.origin).parent.glob("*.py"))), host, version)
+    digest = source_digest((Path(__file__), *sorted(Path(found.origin).parent.glob("*.py"))), host, *versions)
     return kernel_home() / f"{module}-{digest}.code"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def kernel_home() -> Path:

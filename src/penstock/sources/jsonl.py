@@ -129,7 +129,8 @@ class JsonlSource(RecordSource):
             self._input_bytes = 0
             for file in self.files:
                 if self._input_bytes < COMPILE_BYTES:
-                    self._input_bytes += file.stat().st_size
+                    with contextlib.suppress(OSError):  # of a file that is gone, told when it is read
+                        self._input_bytes += file.stat().st_size
         if self._input_bytes < LOAD_BYTES:
             return None
         return KERNELS.functions(compile_missing=self._input_bytes >= COMPILE_BYTES)

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from penstock.errors import PenstockError
 from penstock.files.machine_code import Functions, MachineCode
 from penstock.files.records import JsonLines
 from penstock.sources import JsonlSource, jsonl
@@ -481,6 +482,25 @@ def test_code_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch:
     (kept,) = (tmp_path / "cache" / "penstock").iterdir()
     assert kept.read_bytes() == b"failed"
     assert MachineCode(module.stem).wait() is None
+
+
+def test_a_numba_that_cannot_be_imported_is_tried_again(tmp_path: Path) -> None:
+    (tmp_path / "numba.py").write_text("raise ImportError('needs another NumPy')\n")
+    code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait())"
+    assert run(code, NUMBA_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=str(tmp_path)) == "None\n"
+    assert not [file for file in (tmp_path / "cache" / "penstock").iterdir() if file.suffix == ".code"]
+
+
+def test_a_file_that_is_gone_does_not_take_the_rows_before_it(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text('{"a": 1}\n')
+    source = JsonlSource(sorted(tmp_path.glob("*.jsonl")), schema=pa.schema([("a", pa.int64())]))
+    (tmp_path / "b.jsonl").unlink()
+    batch = source.next_batch(10)
+    assert batch is not None
+    assert batch.num_rows == 1
+    with pytest.raises((PenstockError, OSError), match=r"b\.jsonl"):
+        source.next_batch(10)
 
 
 @pytest.mark.slow
