@@ -495,6 +495,7 @@ def test_a_file_that_is_gone_does_not_take_the_rows_before_it(tmp_path: Path) ->
     for name in ("a", "b"):
         (tmp_path / f"{name}.jsonl").write_text('{"a": 1}\n')
     source = JsonlSource(sorted(tmp_path.glob("*.jsonl")), schema=pa.schema([("a", pa.int64())]))
+    assert len(source.files) == 2
     (tmp_path / "b.jsonl").unlink()
     batch = source.next_batch(10)
     assert batch is not None
