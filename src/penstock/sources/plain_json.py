@@ -30,6 +30,8 @@ LOAD_BYTES, COMPILE_BYTES = 32 << 20, 128 << 20
 """Bytes of input for which the kernels are loaded, and compiled."""
 _MOST_KEYS, _MOST_NODES = 63, 1000
 _MOST_BYTES = 1 << 30
+_MOST_AGAIN = 8
+"""Times that a block is gone through again for keys that are new."""
 _SLACK = 64
 _LEAST_ROOM = 1 << 17
 _FEW_ITEMS, _MOST_ITEMS = 4, 1 << 12
@@ -127,8 +129,11 @@ def infer_plain(kernels: Functions, data: pa.Buffer) -> list[tuple[str, pa.DataT
     if data.size > _MOST_BYTES:
         return None
     tree = _Tree()
-    values = _Values(kernels, data, None)
+    values, again = _Values(kernels, data, None), 0
     while (result := values.find(tree.tables(), skip=False)) in (NEW_KEY, NEW_ITEM):
+        again += values.again
+        if again > _MOST_AGAIN * data.size + _LEAST_ROOM:  # a long row with many new keys
+            return None
         if result == NEW_ITEM:
             tree.add_item(values.node)
         elif len(tree.keys[values.node]) == _MOST_KEYS:
@@ -236,6 +241,11 @@ class _Values:
     def node(self) -> int:
         """The node where the kernel has stopped."""
         return int(self._state[NODE])
+
+    @property
+    def again(self) -> int:
+        """Bytes of the row before the last new key, which the kernel goes through again."""
+        return max(0, int(self._state[END] - self._state[POSITION]))
 
     @property
     def key(self) -> bytes:

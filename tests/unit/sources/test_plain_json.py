@@ -484,6 +484,13 @@ def test_code_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch:
     assert MachineCode(module.stem).wait() is None
 
 
+def test_a_long_row_is_not_gone_through_for_each_of_its_keys(kernels: Functions) -> None:
+    many = {f"k{number}": {f"n{inner}": inner for inner in range(15)} for number in range(60)}
+    row = json.dumps({"text": "x" * 200_000} | many).encode() + b"\n"
+    assert infer_plain(kernels, pa.py_buffer(row)) is None
+    assert infer_plain(kernels, pa.py_buffer(json.dumps(many).encode() + b"\n" + b'{"k0": null}\n' * 40_000))
+
+
 def test_a_numba_that_cannot_be_imported_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('needs another NumPy')\n")
     code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait())"
