@@ -488,7 +488,7 @@ def test_a_long_row_is_not_gone_through_for_each_of_its_keys(kernels: Functions)
     many = {f"k{number}": {f"n{inner}": inner for inner in range(15)} for number in range(60)}
     row = json.dumps({"text": "x" * 200_000} | many).encode() + b"\n"
     assert infer_plain(kernels, pa.py_buffer(row)) is None
-    assert infer_plain(kernels, pa.py_buffer(json.dumps(many).encode() + b"\n" + b'{"k0": null}\n' * 40_000))
+    assert infer_plain(kernels, pa.py_buffer(json.dumps(many).encode() + b"\n" + b'{"k0": null}\n' * 80_000))
 
 
 def test_a_numba_that_cannot_be_imported_is_tried_again(tmp_path: Path) -> None:
