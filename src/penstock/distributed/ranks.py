@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import operator
 import os
-import re
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -19,10 +18,6 @@ from penstock.errors import ConfigError
 _LAUNCHERS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"))
 # Without SLURM_PROCID and SLURM_NTASKS: an interactive shell or a batch script has them too, so a single process would
 # silently read the first of N shares.
-
-
-_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
-_FIRST_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +39,6 @@ class Rank:
 
     def __str__(self) -> str:
         return f"rank {self.rank} of {self.world_size}"
-
-
-def ranks_on_machine() -> int:
-    """Ranks that share the cores of this process, as its launcher tells; 1 if it is bound to cores of its own."""
-    if (given := os.environ.get("LOCAL_WORLD_SIZE", "")).isdecimal():
-        return max(1, int(given))
-    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
-        return 1
-    # Slurm writes `8(x2),4`: eight tasks on each of two machines, then four.
-    found = _FIRST_NUMBER.match(next(filter(None, map(os.environ.get, _LOCAL_SIZES)), ""))
-    return max(1, int(found[0])) if found else 1
 
 
 def find_rank(

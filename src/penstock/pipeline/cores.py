@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,6 +26,8 @@ SINGLE_THREAD = {
 """Variables that NumPy, numba, Rust and tokenizer libraries read when they are loaded."""
 
 
+_LOCAL_SIZES = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE")
+_FIRST_NUMBER = re.compile(r"\d+")
 _share: int | None = None
 """Cores of this process, if it is one of several workers on a machine."""
 
@@ -45,6 +48,17 @@ def available_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
         bound = os.cpu_count() or 1
     shares = [bound] if _share is None else [bound, _share]
     return max(1, min([*shares, *(math.ceil(quota) for quota in _quotas(proc, cgroup))]))
+
+
+def ranks_on_machine() -> int:
+    """Ranks that share the cores of this process, as its launcher tells; 1 if it is bound to cores of its own."""
+    if (given := os.environ.get("LOCAL_WORLD_SIZE", "")).isdecimal():
+        return max(1, int(given))
+    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
+        return 1
+    # Slurm writes `8(x2),4`: eight tasks on each of two machines, then four.
+    found = _FIRST_NUMBER.match(next(filter(None, map(os.environ.get, _LOCAL_SIZES)), ""))
+    return max(1, int(found[0])) if found else 1
 
 
 def single_thread_environment() -> dict[str, str]:

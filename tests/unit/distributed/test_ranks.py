@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
@@ -9,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from penstock.distributed import Rank, find_rank, ranks, worker_rank
+from penstock.distributed import Rank, find_rank, worker_rank
 from penstock.errors import ConfigError
 
 LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "SLURM_PROCID", "SLURM_NTASKS")
@@ -140,27 +139,3 @@ def test_looking_for_torch_does_not_import_it() -> None:
         "worker_rank(); assert not [name for name in sys.modules if name.partition('.')[0] == 'torch']"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-
-
-@pytest.mark.parametrize(
-    ("environment", "cores", "expected"),
-    [
-        ({}, 16, 1),
-        ({"LOCAL_WORLD_SIZE": "8"}, 16, 8),
-        ({"LOCAL_WORLD_SIZE": "8"}, 4, 8),
-        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 16, 4),
-        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 16, 8),
-        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 2, 1),  # bound to cores of its own
-        ({"LOCAL_WORLD_SIZE": "", "MPI_LOCALNRANKS": "x"}, 16, 1),
-    ],
-)
-def test_ranks_that_share_the_cores_of_a_machine(
-    environment: dict[str, str], cores: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("LOCAL_WORLD_SIZE", *ranks._LOCAL_SIZES):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(os, "cpu_count", lambda: 16)
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)), raising=False)
-    assert ranks.ranks_on_machine() == expected

@@ -98,3 +98,27 @@ def test_a_process_that_shares_a_machine_has_no_more_than_its_share(
     assert os.environ["RAYON_NUM_THREADS"] == "7"
     cores.share_machine(0)
     assert available_cores() == 1
+
+
+@pytest.mark.parametrize(
+    ("environment", "bound", "expected"),
+    [
+        ({}, 16, 1),
+        ({"LOCAL_WORLD_SIZE": "8"}, 16, 8),
+        ({"LOCAL_WORLD_SIZE": "8"}, 4, 8),
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 16, 4),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 16, 8),
+        ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 2, 1),  # bound to cores of its own
+        ({"LOCAL_WORLD_SIZE": "", "MPI_LOCALNRANKS": "x"}, 16, 1),
+    ],
+)
+def test_ranks_that_share_the_cores_of_a_machine(
+    environment: dict[str, str], bound: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("LOCAL_WORLD_SIZE", *cores._LOCAL_SIZES):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(bound)), raising=False)
+    assert cores.ranks_on_machine() == expected

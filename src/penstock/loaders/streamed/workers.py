@@ -9,14 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from penstock.distributed.ranks import ranks_on_machine
 from penstock.errors import PenstockError
 from penstock.loaders.streamed.processes import ProcessCount, ProcessSteps
 from penstock.loaders.streamed.sampled_windows import ThreadWindows, making
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
 from penstock.memory import MemoryBudget
-from penstock.pipeline.cores import available_cores
+from penstock.pipeline.cores import available_cores, ranks_on_machine
 
 log = logging.getLogger(__name__)
 _FIRST_PROCESSES = 4
