@@ -29,7 +29,7 @@ from penstock.tokenizers.base import FastModel, Reference, narrowest, reference_
 from penstock.tokenizers.verification import (
     CharacterComparison,
     Characters,
-    Proof,
+    PastComparison,
     ascii_pairs,
     compared_rows,
     first_difference,
@@ -198,10 +198,12 @@ class FastPath:
             backend = FastBackend(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
             self._refuse(f"it does not support this model: {_first_line(error)}")
-        proof = Proof("difficult texts", self._reference.fingerprint(), self._parse_special, model.traps, PROBES)
-        if not proof.is_known():
+        compared = PastComparison(
+            "difficult texts", self._reference.fingerprint(), self._parse_special, model.traps, PROBES
+        )
+        if not compared.is_known():
             self._compare_probes(backend)
-            proof.keep()
+            compared.keep()
         cache_bytes = self._cache_bytes  # not `self`: the tables are freed with this object, not by the collector
         characters = CharacterComparison(
             self._reference,
