@@ -29,7 +29,7 @@ from penstock.tokenizers.base import FastModel, Reference, narrowest, reference_
 from penstock.tokenizers.verification import (
     CharacterComparison,
     Characters,
-    KeptComparison,
+    PastComparison,
     ascii_pairs,
     compared_rows,
     first_difference,
@@ -198,12 +198,12 @@ class FastPath:
             backend = FastBackend(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
             self._refuse(f"it does not support this model: {_first_line(error)}")
-        kept = KeptComparison(
+        compared = PastComparison(
             "difficult texts", self._reference.fingerprint(), self._parse_special, model.traps, PROBES
         )
-        if not kept.is_known():
+        if not compared.is_known():
             self._compare_probes(backend)
-            kept.keep()
+            compared.keep()
         cache_bytes = self._cache_bytes  # not `self`: the tables are freed with this object, not by the collector
         characters = CharacterComparison(
             self._reference,

@@ -53,8 +53,8 @@ FORMS = {"NFC", "NFD", "NFKC", "NFKD"}
 
 
 @dataclass(frozen=True, slots=True)
-class TokenizerFacts:
-    """Facts of a document about its tokenizer, as the library has understood it."""
+class DocumentFacts:
+    """Facts of the tokenizer of a document, as the library has understood it."""
 
     fingerprint: str
     vocab_size: int
@@ -75,7 +75,7 @@ class HuggingFaceReference:
     """
 
     def __init__(
-        self, document: str, name: str, *, named: Mapping[str, str] | None = None, facts: TokenizerFacts | None = None
+        self, document: str, name: str, *, named: Mapping[str, str] | None = None, facts: DocumentFacts | None = None
     ) -> None:
         self.name, self._named = name, dict(named or {})
         parsed = TokenizerDocument.parsed(document, name, None if facts is None else facts.model)
@@ -94,7 +94,7 @@ class HuggingFaceReference:
             vocab = self._unused.get_vocab(with_added_tokens=True)
             check_largest_id(vocab, name)
             renumbered = self._renumber(vocab)
-            facts = TokenizerFacts(
+            facts = DocumentFacts(
                 fingerprint=fingerprint_of(orjson.loads(self._document)) if renumbered else parsed.fingerprint,
                 vocab_size=max(vocab.values(), default=-1) + 1,
                 normalises=self.normalises,
@@ -196,7 +196,7 @@ class HuggingFaceReference:
         tokens = [*(letters[byte] for byte in range(256)), *(first + second for first, second in merges)]
         model = {"type": "BPE", "vocab": {token: number for number, token in enumerate(tokens)}, "merges": merges}
         document = {"version": "1.0", "added_tokens": [], "model": model} | self._steps
-        facts = TokenizerFacts(
+        facts = DocumentFacts(
             fingerprint=fingerprint_of(document),
             vocab_size=len(tokens),
             normalises=self.normalises,
@@ -316,7 +316,7 @@ class HuggingFaceReference:
         return SpecialTokens(named=special, adds_bos=first is not None and first == found.get("bos"), **found)
 
 
-def _rebuilt(document: str, name: str, named: Mapping[str, str], facts: TokenizerFacts) -> HuggingFaceReference:
+def _rebuilt(document: str, name: str, named: Mapping[str, str], facts: DocumentFacts) -> HuggingFaceReference:
     return HuggingFaceReference(document, name, named=named, facts=facts)
 
 
@@ -383,7 +383,7 @@ _CACHE_BYTES = 16 << 20
 
 
 def deferred(
-    load: Callable[[TokenizerFacts | None], HuggingFaceReference], name: str, content: bytes, named: Mapping[str, str]
+    load: Callable[[DocumentFacts | None], HuggingFaceReference], name: str, content: bytes, named: Mapping[str, str]
 ) -> Reference:
     """The reference that `load` makes of these bytes: loaded now, or deferred if its facts are known.
 
@@ -403,7 +403,7 @@ def deferred(
         known = orjson.loads(facts)
         known["special"] = SpecialTokens(**known["special"])
         known["model"] = ModelPlace(**known["model"]) if known["model"] is not None else None
-        return DeferredReference(load, name, TokenizerFacts(**known))
+        return DeferredReference(load, name, DocumentFacts(**known))
     made = load(None)
     try:
         cache.put(key, orjson.dumps(asdict(replace(made.facts, model=model_place(content.decode())))))
@@ -415,9 +415,9 @@ def deferred(
 class DeferredReference:
     """A reference whose facts are known and whose document is parsed when something is encoded."""
 
-    def __init__(self, load: Callable[[TokenizerFacts | None], Reference], name: str, facts: TokenizerFacts) -> None:
+    def __init__(self, load: Callable[[DocumentFacts | None], Reference], name: str, facts: DocumentFacts) -> None:
         self.name, self._loading = name, renewed(threading.Lock())
-        self._load: Callable[[TokenizerFacts | None], Reference] | None = load
+        self._load: Callable[[DocumentFacts | None], Reference] | None = load
         self._facts = facts
         self.vocab_size, self.normalises, self.special = facts.vocab_size, facts.normalises, facts.special
         self._made: Reference | None = None

@@ -41,7 +41,7 @@ from penstock.tokenizers.base import (
     reference_ids,
 )
 from penstock.tokenizers.fast import FastPath, Refused
-from penstock.tokenizers.huggingface import DeferredReference, HuggingFaceReference, TokenizerFacts, as_named, deferred
+from penstock.tokenizers.huggingface import DeferredReference, DocumentFacts, HuggingFaceReference, as_named, deferred
 from penstock.tokenizers.python import PythonReference, is_python_tokenizer
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.simple import ByteTokenizer, CharTokenizer
@@ -496,7 +496,7 @@ def _with_bos(reference: Reference, settings: Any, name: str, **options: Any) ->
 
 
 def _parsed_on_use(document: bytes, path: Path, name: str, named: Mapping[str, str]) -> Reference:
-    def load(facts: TokenizerFacts | None) -> HuggingFaceReference:
+    def load(facts: DocumentFacts | None) -> HuggingFaceReference:
         return HuggingFaceReference(_text(document, path), name, named=named, facts=facts)
 
     return deferred(load, name, document, named)

@@ -465,7 +465,7 @@ class CharacterComparison:
         return self._load(model, small.vocab_size)
 
 
-class KeptComparison:
+class PastComparison:
     """A comparison without a difference, kept on disk by everything that decides its result, library versions too."""
 
     def __init__(self, *facts: object) -> None:
