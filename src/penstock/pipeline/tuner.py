@@ -27,7 +27,7 @@ _PATIENCE = 5.0  # seconds of any kind that a batch may take: stages that wait f
 _WINDOW, _LONGEST_WINDOW = 0.4, 5.0  # seconds over which throughput is measured, if enough batches end in them
 _FEWEST_BATCHES = 8
 _GAIN, _LOSS = 1.03, 0.985  # throughput that more of something must bring, and that less of it may cost
-_SETTLED = 3.0  # seconds before fewer workers are tried: a run that is over by then has nothing to gain
+_SETTLED, _FEW_WORKERS = 3.0, 4  # seconds before so few workers become fewer: a shorter run would have no gain
 _RESTS = (4, 64)  # windows between two trials of the same step: after the first failure, and at most
 _IDLE, _HINDERED = 0.5, 0.8  # share of its time that a worker waits for work; share of its work that is CPU time
 
@@ -222,7 +222,7 @@ class Tuner:
             elif batch_cpu < _SLOW / 2 and self.batch_bytes < min(_USUAL_BYTES, self._clamp(_USUAL_BYTES)):
                 yield "larger batches"
         if self._config.adaptive:
-            settled = self._clock() - self._began >= _SETTLED
+            settled = self.workers > _FEW_WORKERS or self._clock() - self._began >= _SETTLED
             if self.workers > 1 and settled and (idle > _IDLE or hindered):
                 yield "fewer workers"
             if self.workers < self._config.worker_limit and now.backlog and now.starving:

@@ -252,3 +252,8 @@ def test_a_run_of_seconds_keeps_all_its_workers(cores: int) -> None:
     workers = [run.run(0.1).tuner.workers for _ in range(25)]
     assert workers == [cores] * 25
     assert min(run.run(0.1).tuner.workers for _ in range(50)) < cores, "a longer run tries fewer"
+
+
+def test_many_workers_that_hinder_each_other_become_fewer_at_once() -> None:
+    run = Simulation(Machine(cores=16, seconds_per_mib=0.004, locked=0.3, hindrance=0.1))
+    assert min(run.run(0.1).tuner.workers for _ in range(25)) < 16
