@@ -159,7 +159,7 @@ def prepare(
     `metrics` is where metrics go; see `Pipeline.run`.
     """
     target = output_place(out, "out")
-    opened = OpenedRecipe.of(recipe, inputs)
+    opened = OpenedRecipe.of(recipe, inputs, memory=None if budget is None else MemoryBudget.of(budget).capacity)
     files = _Inputs.of(opened)
     chosen, shared = config or PipelineConfig(), None if cache is None else shared_cache(cache)
     if shared is not None and mode != "create":
@@ -201,7 +201,7 @@ def prepare_cached(
     looked for in `cache`, and put there once it is made.
     """
     chosen = config or PipelineConfig()
-    opened = OpenedRecipe.of(recipe, inputs)
+    opened = OpenedRecipe.of(recipe, inputs, memory=None if budget is None else MemoryBudget.of(budget).capacity)
     files = _Inputs.of(opened)
     if not files.fingerprints:
         raise ConfigError(

@@ -40,6 +40,7 @@ from penstock.files.checksums import FileFingerprint
 from penstock.files.filesystems import is_remote, shown_place
 from penstock.files.ranges.remote_file import InputFile
 from penstock.pipeline import Source, Transform
+from penstock.pipeline.stages import Fitting
 from penstock.sources import (
     ArrowSource,
     CsvSource,
@@ -357,17 +358,19 @@ class OpenedRecipe:
     recipe: Recipe
     given: Any
     """A source, or `SourceFiles`, which are opened when `source` is needed."""
+    memory: int | None = None
+    """Bytes of the budget that its rows will be read with, if they are known."""
 
     @classmethod
-    def of(cls, recipe: Recipe, inputs: Input) -> OpenedRecipe:
+    def of(cls, recipe: Recipe, inputs: Input, *, memory: int | None = None) -> OpenedRecipe:
         """The recipe with files, or data in any form that `open_source` takes."""
         given = as_input(inputs)
         if isinstance(given, LakeSource) and recipe.names is not None:
             given = given.with_columns(recipe.names)
         if not isinstance(given, list):
-            return cls(recipe, given)
+            return cls(recipe, given, memory)
         found = find_source(given)
-        return cls(recipe, found if isinstance(found, SourceFiles) else open_source(found))
+        return cls(recipe, found if isinstance(found, SourceFiles) else open_source(found), memory)
 
     @property
     def source(self) -> Any:
@@ -384,6 +387,8 @@ class OpenedRecipe:
         recipe, source = self.recipe, self.given
         if isinstance(source, SourceFiles):
             source = open_rows(source, recipe.names, allow_empty=recipe.allow_empty)
+        if self.memory is not None and isinstance(source, Fitting):
+            source.fit_budget(self.memory)  # for the look at its columns, too
         if isinstance(source, MemorySource | IteratorSource | LogSource):
             there = source.column_names()
             if not there or source.size_hint() == 0:
