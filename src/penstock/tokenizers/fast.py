@@ -250,6 +250,8 @@ class FastPath:
     def _for_reference(self, texts: pa.Array, data: Utf8) -> Flags | None:
         """The rows on which the two are not proven to agree."""
         trapped = self._trapped(texts)
+        if trapped is not None and not trapped.any():
+            trapped = None  # usually: then no row is copied
         assert self._characters is not None
         try:
             outside = self._characters.outside(data if trapped is None else utf8(texts.filter(arrow_of(~trapped))))

@@ -178,7 +178,9 @@ LARGE_SCRIPTS, ENOUGH = range(0x3000 // PAGE, 0xE000 // PAGE), 1 << 17
 of a fully proven page need none."""
 AT_ONCE, BYTES_EACH = 8, 1 << 14
 """Blocks to compare in one call: a fixed number, and one per this many bytes, which cost the reference as much."""
-FIRST_LEAD, SPARSE, PIECE = 0xC2, 32, 1 << 20
+FIRST_LEAD, SPARSE = 0xC2, 32
+PIECE = 4 << 20
+"""Bytes that are looked at together. After each call of NumPy a thread waits for the interpreter lock."""
 CACHE_BYTES = 16 << 20
 KEEP_SECONDS = 1.0
 """Interval at which new proofs are written to disk; sooner if a quarter more is known."""
