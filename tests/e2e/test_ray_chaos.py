@@ -1,7 +1,7 @@
 """Kills of nodes and drivers at random: every job has to end with the bytes of a local run.
 
 A few seconds as a test, or as many as `PENSTOCK_CHAOS_SECONDS` says. CI runs two minutes of it,
-mostly waiting for nodes and drivers to start, beside the linters: `python tests/e2e/test_ray_chaos.py`.
+mostly waiting for nodes and drivers to start, beside the tests: `python tests/e2e/test_ray_chaos.py`.
 """
 
 from __future__ import annotations

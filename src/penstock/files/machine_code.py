@@ -204,7 +204,8 @@ def _target_machine(binding: Any) -> Any:
 
 def code_file(module: str, binding: Any) -> Path:
     """File of the machine code of a module's kernels on this processor."""
-    host = f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+    features = binding.get_host_cpu_features().flatten()
+    host = f"{binding.get_process_triple()} {binding.get_host_cpu_name()} {features}"
     versions = [_version(name) for name in ("llvmlite", "numba", "numpy")]
     found = importlib.util.find_spec(module)
     assert found is not None

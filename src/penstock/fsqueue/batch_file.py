@@ -169,7 +169,7 @@ def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
     try:
         handle = os.open(path, flags, 0o666)
     except FileExistsError:
-        path.unlink()  # never write through a link, or into what a failed call left
+        path.unlink(missing_ok=True)  # never write through a link, or into what a failed call left
         handle = os.open(path, flags, 0o666)
     try:
         with naming(str(shown)):

@@ -280,6 +280,8 @@ def _describe(reading: MemoryReading) -> str:
 _STATM = Path("/proc/self/statm")
 _FIRST_BYTES, _BURST_BYTES = 46 << 20, 20 << 20
 _NEARLY, _NEARLY_BYTES = 0.3, 36 << 20
+_TRIM_SECONDS = 0.5
+"""Least time between two returns of malloc's free pages, which take the locks of its arenas."""
 _DECAY, _HEADROOM = 0.99, 0.15
 _LOADED_LEAST_BYTES = 8 << 20
 
@@ -305,6 +307,7 @@ class ResidentWatch:
         self._before = resident_bytes()
         self._aside = 0
         self._tight = False
+        self._trim_at = float("-inf")
 
     def begin(self) -> None:
         capacity = self._budget.capacity
@@ -327,8 +330,9 @@ class ResidentWatch:
         wanted = max(wanted, int(_DECAY * self._aside) if charged > capacity // 16 else self._aside)
         self._set_aside(min(wanted, self._most()))
         self._tight = grown + self._loaded > limit - max(_NEARLY * limit, _NEARLY_BYTES)
-        if self._tight:
+        if self._tight and (now := time.monotonic()) >= self._trim_at:
             trim_malloc()
+            self._trim_at = now + _TRIM_SECONDS
 
     def give_back(self) -> None:
         """Called by a thread that has just released memory."""

@@ -51,14 +51,14 @@ def available_cores(*, proc: Path = PROC, cgroup: Path = CGROUP) -> int:
 
 
 def ranks_on_machine() -> int:
-    """Ranks that share the cores of this process, as its launcher tells; 1 if it is bound to cores of its own."""
+    """Ranks that share the cores of this process, as its launcher tells: those bound to other cores do not count."""
     if (given := os.environ.get("LOCAL_WORLD_SIZE", "")).isdecimal():
         return max(1, int(given))
-    if hasattr(os, "sched_getaffinity") and len(os.sched_getaffinity(0)) < (os.cpu_count() or 1):
-        return 1
     # Slurm writes `8(x2),4`: eight tasks on each of two machines, then four.
     found = _FIRST_NUMBER.match(next(filter(None, map(os.environ.get, _LOCAL_SIZES)), ""))
-    return max(1, int(found[0])) if found else 1
+    machine = os.cpu_count() or 1
+    bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else machine
+    return max(1, math.ceil(int(found[0]) * bound / machine)) if found else 1
 
 
 def single_thread_environment() -> dict[str, str]:

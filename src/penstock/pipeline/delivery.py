@@ -107,7 +107,8 @@ class Delivery:
         self.rows_out += rows
         self._rows_ahead.count(parcel, parcel.rows_made - parcel.taken)
         if parcel.is_part or parcel.taken < parcel.rows_made:
-            self.position = replace(self.position, skip_rows=self._parts_rows + parcel.taken)
+            # Of a block that a resumed run passes over, the parts to come are there, too.
+            self.position = replace(self.position, skip_rows=self._parts_rows + parcel.taken + self._skip)
             if parcel.taken == parcel.rows_made:
                 self._parts_rows += parcel.taken
                 parcel.reservation.release()

@@ -291,7 +291,7 @@ class FastBackend:
         self.allowed = allowed
         self._awkward = awkward
         self._load = model.load
-        self._dtype = narrowest(vocab_size).to_pandas_dtype()
+        self._dtype, self._vocab_size = narrowest(vocab_size).to_pandas_dtype(), vocab_size
         cache_bytes = 700 * vocab_size  # of one encoder, as measured with 8 and 128 thousand
         self._turns = threading.BoundedSemaphore(max(1, min(available_cores(), allowed // 2 // cache_bytes)))
         self._loading = renewed(threading.Lock())
@@ -311,7 +311,10 @@ class FastBackend:
         made = self._loaded().encode_batch(self._given(data), parallel=_parallel()).layout
         bounds = np.asarray(made.offsets.data, np.int64)
         # Narrow at once: joining the pieces then moves half of the bytes.
-        ids = np.asarray(made.content.data)[bounds[0] : bounds[-1]].astype(self._dtype, copy=False)
+        ids = np.asarray(made.content.data)[bounds[0] : bounds[-1]]
+        if len(ids) and ids.max() >= self._vocab_size:  # narrowed, it could be another id
+            raise ValueError(f"it gave the id {ids.max()}, beyond a vocabulary of {self._vocab_size}")
+        ids = ids.astype(self._dtype, copy=False)
         return Ragged(ids, bounds - bounds[0])
 
     def _given(self, data: Utf8) -> Any:

@@ -109,6 +109,7 @@ def test_a_process_that_shares_a_machine_has_no_more_than_its_share(
         ({"OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, 16, 4),
         ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 16, 8),
         ({"SLURM_STEP_TASKS_PER_NODE": "8(x2),4"}, 2, 1),  # bound to cores of its own
+        ({"OMPI_COMM_WORLD_LOCAL_SIZE": "8"}, 8, 4),  # bound to a socket that four share
         ({"LOCAL_WORLD_SIZE": "", "MPI_LOCALNRANKS": "x"}, 16, 1),
     ],
 )

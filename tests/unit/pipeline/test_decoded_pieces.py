@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from penstock.errors import StageError
 from penstock.files.ranges import row_groups
 from penstock.pipeline import Pipeline, PipelineConfig
+from penstock.pipeline.checkpoint import Checkpoint
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import JsonlSource, ParquetSource
 from penstock.testing import assert_resumes_exactly
@@ -164,6 +165,36 @@ def test_a_checkpoint_inside_of_a_block_counts_and_quarantines_once(
     assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == kept
     assert (report.rows_in, report.rows_out, sum(report.dropped.values())) == (133, len(kept), duplicates)
     assert sorted(row for row, _ in quarantined(bad)) == sorted([*unwanted, *range(3, 133, 17)])
+
+
+@pytest.mark.parametrize("expands", [False, True])
+@pytest.mark.parametrize("saves", [(3, 1), (3, 2, 1), (2, 1, 1, 3), (1, 1)])
+def test_runs_that_end_again_while_rows_are_passed_over_repeat_and_lose_none(
+    tmp_path: Path, saves: tuple[int, ...], expands: bool
+) -> None:
+    path, place = write(tmp_path / "a.parquet", [40, 20]), tmp_path / "out.jsonl"
+
+    def run(last_save: int | None) -> None:
+        save, count = Checkpoint.save, 0
+
+        def saved(self: Checkpoint, *given: Any, **more: Any) -> None:
+            nonlocal count
+            save(self, *given, **more)
+            count += 1
+            if count == last_save:
+                raise KeyboardInterrupt
+
+        config = PipelineConfig(workers=2, checkpoint_seconds=0)
+        stage: Any = FlatMap(lambda row: [row, row]) if expands else Map(dict)
+        with patch.object(Checkpoint, "save", saved):
+            Pipeline(ParquetSource(path), [stage], JsonlSink(place), config).run(tmp_path / "checkpoint")
+
+    for last_save in saves:
+        with pytest.raises(KeyboardInterrupt):
+            run(last_save)
+    run(None)
+    found = [json.loads(line)["id"] for line in place.read_text().splitlines()]
+    assert found == [row for row in range(60) for _ in range(1 + expands)]
 
 
 @pytest.mark.parametrize("ordered", [True, False])
