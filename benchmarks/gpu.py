@@ -287,30 +287,31 @@ def run_train(options: argparse.Namespace) -> list[dict[str, Any]]:
 def timed_steps(step: Callable[..., None], batches: Iterator[Pair], steps: int) -> tuple[float, float, float]:
     """Seconds of a step, seconds in `next`, and cores used."""
     torch.cuda.synchronize()
-    waited, began, cpu = 0.0, time.perf_counter(), cpu_seconds()
+    began, cpu = time.perf_counter(), cpu_seconds()
+    waited = waiting_seconds(step, batches, steps)
+    torch.cuda.synchronize()
+    seconds = time.perf_counter() - began
+    return seconds / steps, waited, (cpu_seconds() - cpu) / seconds
+
+
+def waiting_seconds(
+    step: Callable[..., None], batches: Iterator[Pair], steps: int, *, before: Callable[[], None] = lambda: None
+) -> float:
+    """Seconds in `next`, for each of some steps, with a call before it that is not counted."""
+    waited = 0.0
     for _ in range(steps):
+        before()
         asked = time.perf_counter()
         batch = next(batches)
         waited += time.perf_counter() - asked
         step(*batch)
         del batch
-    torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
-    return seconds / steps, waited / steps, (cpu_seconds() - cpu) / seconds
+    return waited / steps
 
 
 def idle_seconds(step: Callable[..., None], batches: Iterator[Pair], steps: int) -> float:
     """Seconds in `next` while the GPU has nothing to do. In a training it is busy: the host is ahead of it."""
-    waited = 0.0
-    for _ in range(steps):
-        torch.cuda.synchronize()
-        asked = time.perf_counter()
-        batch = next(batches)
-        waited += time.perf_counter() - asked
-        step(*batch)
-        del batch
-    torch.cuda.synchronize()
-    return waited / steps
+    return waiting_seconds(step, batches, steps, before=torch.cuda.synchronize)
 
 
 def cpu_seconds() -> float:

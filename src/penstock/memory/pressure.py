@@ -280,8 +280,9 @@ def _describe(reading: MemoryReading) -> str:
 _STATM = Path("/proc/self/statm")
 _FIRST_BYTES, _BURST_BYTES = 46 << 20, 20 << 20
 _NEARLY, _NEARLY_BYTES = 0.3, 36 << 20
-_TRIM_SECONDS = 0.5
-"""Least time between two returns of malloc's free pages, which take the locks of its arenas."""
+_TRIM_SHARE = 20
+"""Times as long as it took to return malloc's free pages, they are left alone: it takes the locks of malloc, and tenths
+of a second in a process with hundreds of thousands of free blocks."""
 _DECAY, _HEADROOM = 0.99, 0.15
 _LOADED_LEAST_BYTES = 8 << 20
 
@@ -307,7 +308,6 @@ class ResidentWatch:
         self._before = resident_bytes()
         self._aside = 0
         self._tight = False
-        self._trim_at = float("-inf")
 
     def begin(self) -> None:
         capacity = self._budget.capacity
@@ -330,9 +330,8 @@ class ResidentWatch:
         wanted = max(wanted, int(_DECAY * self._aside) if charged > capacity // 16 else self._aside)
         self._set_aside(min(wanted, self._most()))
         self._tight = grown + self._loaded > limit - max(_NEARLY * limit, _NEARLY_BYTES)
-        if self._tight and (now := time.monotonic()) >= self._trim_at:
+        if self._tight:
             trim_malloc()
-            self._trim_at = now + _TRIM_SECONDS
 
     def give_back(self) -> None:
         """Called by a thread that has just released memory."""
@@ -350,14 +349,23 @@ def give_back_memory() -> None:
     pa.default_memory_pool().release_unused()
 
 
+_trim_at = float("-inf")
+
+
 def trim_malloc() -> None:
     """Return free pages of malloc to the system: NumPy, codecs and tokenizers use it. Only glibc has a call for it.
 
+    All callers of a process together spend a twentieth of the time on it at most.
+
     `release_unused` of Arrow's system pool, which is documented to do the same, does nothing in the wheels of pyarrow.
     """
-    trim = _c_function("malloc_trim")
-    if trim is not None:
-        trim(0)
+    global _trim_at
+    trim, began = _c_function("malloc_trim"), time.monotonic()
+    if trim is None or began < _trim_at:
+        return
+    trim(0)
+    ended = time.monotonic()
+    _trim_at = ended + _TRIM_SHARE * (ended - began)
 
 
 @cache

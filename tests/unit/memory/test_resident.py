@@ -152,3 +152,19 @@ def test_free_pages_of_malloc_leave_the_process() -> None:
     held, left = map(int, done.stdout.split())
     assert held > 64 * MIB, "a block above the others keeps them"
     assert left < 16 * MIB
+
+
+def test_a_large_process_spends_little_of_its_time_on_returning_free_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, calls = 100.0, 0
+
+    def slow(_: int) -> None:
+        nonlocal now, calls
+        now, calls = now + 0.25, calls + 1
+
+    monkeypatch.setattr(resident, "_trim_at", float("-inf"))
+    monkeypatch.setattr(resident, "_c_function", lambda name: slow)
+    monkeypatch.setattr(resident.time, "monotonic", lambda: now)
+    for _ in range(1000):
+        resident.trim_malloc()
+        now += 0.05
+    assert 10 <= calls <= 11  # a twentieth of 52 seconds
