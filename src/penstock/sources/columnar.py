@@ -44,12 +44,12 @@ _LOST = "the rest of a row group is unreadable"
 class ParquetSource(FileSource):
     """Parquet, row group by row group, only the requested `columns`.
 
-    Row groups that are small against the memory budget (a 64th of it, 64 MiB and 65,536 rows at most) are decoded in
-    the pipeline's workers, each by one, and transformed in pieces; of a remote file, those up to 16,384 rows. Others
-    are read in pieces of about two megabytes, one after the other, so a row group may be larger than memory. With a
-    budget of 256 MiB or more the next ones of a local file are decoded meanwhile, in threads of their own, and an
-    eighth of the budget may wait. Resuming begins at the row group that holds the row and passes over the rows before
-    it. Damage costs the rest of the row group it is in; the next one can be read without it.
+    One worker of the pipeline decodes a row group that is small against the memory budget: a 64th of it, 64 MiB and
+    65,536 rows at most, or 16,384 rows of a remote file. It is transformed in pieces. Others are read in pieces of
+    about two megabytes, one after the other, so a row group may be larger than memory. With a budget of 256 MiB or more
+    the next ones of a local file are decoded meanwhile, in threads of their own, and an eighth of the budget may wait.
+    Resuming begins at the row group that holds the row and passes over the rows before it. Damage costs the rest of the
+    row group it is in; the next one can be read without it.
 
     `verify="own"` compares what is read with the checksums that `ParquetSink` writes; files of other writers have none,
     and are read as they are. `"pages"` has Arrow compare the page checksums of those too. `"none"` compares nothing.
