@@ -2,7 +2,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
-# Modules are compiled when they are imported: most of those that are installed never are.
+# Modules are compiled when they are first imported: most of those that are installed never are. Unless bytecode may be
+# written then, each of the many processes that tests start compiles torch, pyarrow and penstock again.
+unexport PYTHONDONTWRITEBYTECODE
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
 # torch's CPU wheel is tested on Python 3.11 only; other versions skip torch and its tests.
 comma  := ,
