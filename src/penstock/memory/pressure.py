@@ -284,7 +284,8 @@ _TRIM_SHARE = 20
 """Times as long as it took to return malloc's free pages, they are left alone: it takes the locks of malloc, and tenths
 of a second in a process with hundreds of thousands of free blocks."""
 _DECAY, _HEADROOM = 0.99, 0.15
-_LOADED_LEAST_BYTES = 8 << 20
+LOADED_LEAST_BYTES = 8 << 20
+"""Bytes that stages loaded from which they count."""
 
 
 class ResidentWatch:
@@ -304,7 +305,7 @@ class ResidentWatch:
 
     def __init__(self, budget: MemoryBudget, loaded: int = 0) -> None:
         self._budget = budget
-        self._loaded = min(loaded, budget.capacity // 2) if loaded >= _LOADED_LEAST_BYTES else 0
+        self._loaded = min(loaded, budget.capacity // 2) if loaded >= LOADED_LEAST_BYTES else 0
         self._before = resident_bytes()
         self._aside = 0
         self._tight = False

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import time
+import weakref
 from asyncio import AbstractEventLoop
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -22,7 +23,7 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.files.filesystems import beside, output_place, shown
 from penstock.files.listing import PathLike
 from penstock.memory.budget import MemoryBudget, format_bytes
-from penstock.memory.pressure import give_back_memory, resident_bytes, suggest_limit
+from penstock.memory.pressure import LOADED_LEAST_BYTES, give_back_memory, resident_bytes, suggest_limit
 from penstock.metrics.readings import Readings
 from penstock.metrics.targets import Metrics, MetricsConfig
 from penstock.metrics.watch import MetricsWatch, ending
@@ -56,7 +57,9 @@ Progress = Callable[[dict[str, Any]], None]
 _PROGRESS_SECONDS = 0.25
 _GRACE = 2.0
 _SMALL_BUDGET = 256 << 20
-"""Budget below which tables that nobody uses any more are freed before others are loaded: 20 to 60 ms."""
+"""Budget below which tables that nobody uses any more are freed before others are loaded."""
+_loaded: list[weakref.ref[Pipeline]] = []
+"""Pipelines whose stages loaded much. One that is over holds it until the garbage collector finds the pipeline."""
 
 
 class Pipeline:
@@ -388,7 +391,8 @@ class Pipeline:
         position = self._prepare(state if state is not None else self._start_from)
         small = self.budget.capacity < _SMALL_BUDGET and any(isinstance(stage, Fitting) for stage in self.transforms)
         if small:
-            gc.collect()  # a pipeline that is over holds the tables of its stages until the collector finds it
+            if any(_is_over(reference()) for reference in list(_loaded)):
+                gc.collect()  # seconds in a process of millions of objects
             give_back_memory()
         before = resident_bytes()
         for stage in (self.source, *self.transforms, self.sink):
@@ -397,6 +401,8 @@ class Pipeline:
         if small:
             give_back_memory()  # what they needed only to load
         loaded = max(0, resident_bytes() - before)
+        if loaded >= LOADED_LEAST_BYTES:
+            _loaded.append(weakref.ref(self, _loaded.remove))
         if isinstance(self.source, Live) and self.config.max_wait_seconds is not None:
             self.source.max_wait_seconds = self.config.max_wait_seconds
         sink_name = stage_name(self.sink) if self.sink is not None else "the consumer"
@@ -528,6 +534,10 @@ def _checked(stage: Any, role: str, *methods: str) -> Any:
     if missing:
         raise ConfigError(f"{stage!r:.100} cannot be a {role}: it has no method {' or '.join(missing)}")
     return stage
+
+
+def _is_over(pipeline: Pipeline | None) -> bool:
+    return pipeline is not None and (pipeline._runner is None or pipeline._runner.stopping)
 
 
 _PASS_BY = frozenset({"Select", "Drop", "DropNulls", "DropColumns", "Limit"})

@@ -13,6 +13,7 @@ import pytest
 from tests.corpus_files import tokenizer_dir
 
 from penstock import MemoryBudget, Pipeline
+from penstock.pipeline import pipeline
 from penstock.sinks import MemorySink
 
 OWNER = "loaded by stages"
@@ -52,8 +53,8 @@ class OldTables(Tables):
 
     made: list[weakref.ref[OldTables]] = []  # noqa: RUF012 - of one test
 
-    def __init__(self, budget: MemoryBudget) -> None:
-        super().__init__(budget, 1 << 10)
+    def __init__(self, budget: MemoryBudget, nbytes: int = 16 << 20) -> None:
+        super().__init__(budget, nbytes)
         self.itself = self
         self.older: list[bool] = []
 
@@ -78,6 +79,17 @@ def test_tables_of_a_pipeline_that_is_over_are_freed_before_a_small_budget_has_o
     finally:
         gc.enable()
     assert older == [there]
+
+
+def test_no_garbage_is_collected_for_a_small_budget_if_little_was_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[bool] = []
+    monkeypatch.setattr(gc, "collect", lambda: collected.append(True))
+    monkeypatch.setattr(pipeline, "_loaded", [])
+    for nbytes, expected in [(1 << 10, 0), (1 << 10, 0), (16 << 20, 0), (1 << 10, 1)]:
+        OldTables.made.clear()
+        budget = MemoryBudget("64 MiB")
+        Pipeline([{"id": 1}], [OldTables(budget, nbytes)], MemorySink(), budget=budget).run()
+        assert len(collected) == expected
 
 
 PREPARE = """
