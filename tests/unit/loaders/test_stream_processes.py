@@ -35,6 +35,7 @@ from penstock.loaders.streamed.processes import Demand, ProcessCount
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.loaders.streamed.sampled_windows import ThreadWindows
 from penstock.loaders.streamed.steps import StepMaker
+from penstock.loaders.streamed.windows import OpenSplit, StreamCursor
 from penstock.loaders.streamed.workers import WorkerChoice, choose_workers
 from penstock.memory import MemoryBudget
 from penstock.pipeline.array_worker import Answer, WorkerDiedError
@@ -496,6 +497,29 @@ def test_processes_that_join_later_change_nothing(
         assert (counts[0], max(counts)) == (1, 3)
         service.close()
     assert all(same(one, other) for one, other in zip(found, whole))
+
+
+def test_a_process_closes_the_files_of_streams_that_go_to_one_that_joins(corpus: list[Path]) -> None:
+    def opened(pid: int | None) -> int:
+        return sum(file.path.endswith(".jsonl") for file in psutil.Process(pid).open_files())
+
+    with reader_of(corpus, "thread", streams=16) as threads:
+        windows = processes.ProcessWindows(threads.spec, MemoryBudget(), ProcessCount(1, 2))
+        sequences = threads.spec.sequences(0)
+
+        def read() -> None:
+            for sequence in sequences[:4]:
+                windows.submit(sequence, StreamCursor(), OpenSplit(), None).result().release()
+
+        try:
+            read()
+            assert opened(windows._workers._workers[0].pid) == 4
+            windows.grow()
+            wait_for(lambda: not windows._workers.starting)
+            read()
+            assert [opened(worker.pid) for worker in windows._workers._workers] == [2, 2]
+        finally:
+            windows.close()
 
 
 LOOP = """
