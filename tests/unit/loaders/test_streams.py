@@ -315,6 +315,19 @@ def test_batches_by_token_budget_hold_rows_of_about_one_length(tmp_path: Path) -
     assert len(steps) < 60
 
 
+def test_metadata_may_be_changed_before_the_fields_are_read(tmp_path: Path) -> None:
+    paths = written(tmp_path, [[f"{i:04d}" + "w" * (i % 11) for i in range(40)]])
+    with (
+        reader_of(paths, packing="best_fit", length=64) as reader,
+        reader_of(paths, packing="best_fit", length=64) as other,
+    ):
+        plain, changed = reader.next(reader.start()), other.next(other.start())
+    assert plain is not None
+    assert changed is not None
+    changed.metadata["sample"] += 100  # numbers of the whole run, say
+    assert all(np.array_equal(changed.arrays[key], value) for key, value in plain.arrays.items())
+
+
 def test_padding_free_batches_lie_end_to_end(tmp_path: Path) -> None:
     texts = [f"{i}" + "y" * (i % 9) for i in range(50)]
     form = BatchLayout(padding_free=True, packed=True)
