@@ -278,6 +278,25 @@ def test_what_cannot_be_sent_to_a_process_is_an_error_if_processes_were_asked_fo
         reader.next(reader.start())
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_input_that_cannot_be_opened_is_the_error_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "gone.jsonl").write_text('{"text": "a"}\n', "utf-8")
+    for name in ("empty.jsonl", "gone.jsonl"):
+        told = []
+        for kind in ("thread", "process"):
+            with reader_of(name, kind, workers=workers) as reader:
+                monkeypatch.chdir("/")
+                with pytest.raises((DataError, FileNotFoundError)) as caught:
+                    reader.next(reader.start())
+            monkeypatch.chdir(tmp_path)
+            told.append((type(caught.value), str(caught.value)))
+        assert told[0] == told[1]
+
+
 def test_streams_go_on_with_threads_if_processes_are_not_possible_and_say_so(
     corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -268,6 +268,7 @@ class ProcessSteps:
 
     def __init__(self, spec: StreamSpec, budget: MemoryBudget, count: ProcessCount) -> None:
         self.spec, self._budget, self._holder = spec, budget, object()
+        _ = spec.catalog  # what is wrong with the input is no problem of sending it
         self._worker = ArrayWorker(StepService(spec, count), _SLOTS)
         self._position: StreamPosition | None = None
         """Position of the answer that comes next; None: the process has to be told one."""
