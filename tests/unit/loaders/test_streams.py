@@ -551,7 +551,9 @@ def test_rows_of_several_blocks_are_transformed_together_as_they_are_alone(
 
 
 @pytest.mark.parametrize("on_error", ["skip", "quarantine"])
-def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error: str) -> None:
+def test_bad_rows_are_left_out_counted_and_written_down(
+    tmp_path: Path, on_error: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (path,) = written(tmp_path, [TEXTS])
     lines = path.read_bytes().splitlines(keepends=True)
     lines[10:10] = [b"{broken\n", b'{"text": null}\n']
@@ -563,6 +565,9 @@ def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error
     assert texts_in(steps) == Counter(TEXTS)
     assert sum(reader.counts.rejected.values()) == 3
     assert reader.counts.rows == len(TEXTS) + 1
+    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(said) == len(reader.counts.rejected)
+    assert all(line.startswith(f"{path}, byte ") for line in said)
     middle = steps[len(steps) // 2].position
     state = reader.to_state(middle)
     reader.close()
@@ -576,6 +581,15 @@ def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error
             "rows of windows that were read again are the same rows"
         )
         assert all(row["file"] == str(path) for row in written_down)
+
+
+def test_bad_rows_of_one_kind_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": 5}\n' * 3 + '{"text": "good"}\n' + '{"text": 6}\n' * 20)
+    with reader_of(path, on_error="skip", shuffle_window=1000) as reader:
+        steps_from(reader, reader.start())
+        assert sum(reader.counts.rejected.values()) == 23
+    assert len([record for record in caplog.records if "left out" in record.getMessage()]) == 1
 
 
 def test_a_record_too_long_to_hold_is_named_or_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
