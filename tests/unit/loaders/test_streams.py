@@ -592,6 +592,23 @@ def test_bad_rows_of_one_kind_are_told_of_once(tmp_path: Path, caplog: pytest.Lo
     assert len([record for record in caplog.records if "left out" in record.getMessage()]) == 1
 
 
+def test_rows_set_aside_are_there_before_the_state_that_counts_on_them(tmp_path: Path) -> None:
+    (path,) = written(tmp_path, [TEXTS])
+    path.write_bytes(b"{broken\n" + path.read_bytes() + b"{broken too\n")
+    place = tmp_path / "bad.jsonl"
+    with reader_of(path, on_error="quarantine", quarantine=place) as reader:
+        position, lines = reader.start(), []
+        while (step := reader.next(position)) is not None:
+            position = step.position
+            lines.append(place.read_bytes().count(b"\n") if place.exists() else 0)
+            assert lines[-1] == sum(reader.counts.rejected.values())
+        reader.close()
+        again = steps_from(reader, reader.start())  # which sets the same rows aside again
+        assert place.read_bytes().count(b"\n") == 4
+    assert lines[-1] == 2
+    assert len(again) == len(lines)
+
+
 def test_a_record_too_long_to_hold_is_named_or_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "a.jsonl.gz"
     data = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()

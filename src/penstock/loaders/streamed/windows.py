@@ -382,6 +382,8 @@ class StreamCounts:
                 where = place(row.file, row.row, row.offset)
                 log.warning("%s: %s; left out, and so are others like it", where, row.reason)
         self._bad.add(window.rejected, self.rows)
+        if window.rejected:
+            self._bad.flush()  # a state that is saved from now on counts on them
 
     def keep_quarantine(self) -> None:
         """Append to the quarantine file instead of replacing it, because its run is resumed."""
