@@ -331,6 +331,35 @@ def test_streams_that_last_move_to_processes_without_a_difference(
                 moved_at = one.step
 
 
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_processes_that_die_before_they_take_over_are_replaced_twice(
+    corpus: list[Path],
+    whole: list[StreamStep],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    deaths: int,
+) -> None:
+    died: list[LoopbackWorker] = []
+
+    class Mortal(LoopbackWorker):
+        def receive(self) -> Answer:
+            if len(died) < deaths:
+                died.append(self)
+                raise WorkerDiedError("the worker process is gone")
+            return super().receive()
+
+    monkeypatch.setattr(processes, "ArrayWorker", Mortal)
+    monkeypatch.setattr(workers, "_THREAD_SECONDS", 0.0)
+    with reader_of(corpus, "thread") as reader:
+        reader.workers = WorkerChoice("auto", 1, "a test")
+        found = steps_from(reader, reader.start())
+        assert reader.elsewhere == (deaths < 3)
+    assert all(same(one, other) for one, other in zip(found, whole))
+    assert len(set(map(id, died))) == deaths
+    assert [worker._service for worker in died] == [None] * deaths, "their resources are free"
+    assert sum("goes on with threads" in record.message for record in caplog.records) == (deaths == 3)
+
+
 def test_a_rank_whose_data_ends_first_delivers_what_it_has_before_it_waits_for_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
