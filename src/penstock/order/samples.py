@@ -34,6 +34,7 @@ class Samples:
     def __init__(self, offsets: Ints, rows: Ints, starts: Ints, lengths: Ints, single: bool = False) -> None:
         self.offsets, self.rows, self.starts, self.lengths, self.single = offsets, rows, starts, lengths, single
         self._numbers: npt.NDArray[np.int64] | None = None
+        """Numbers of the parts, if `cut` made them."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -56,9 +57,9 @@ class Samples:
         """Number of the sample of each part."""
         if self.single:
             return count_up_to(len(self))
-        if self._numbers is None:
-            self._numbers = np.repeat(np.arange(len(self)), np.diff(self.offsets))
-        return self._numbers
+        if self._numbers is not None:
+            return self._numbers
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))  # not kept: one goes to the user, one to a grid
 
     def slice(self, start: int, stop: int) -> Samples:
         """Samples `start` to `stop`, as views."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
-import signal
 import sys
 import threading
 import traceback
@@ -24,7 +23,16 @@ from penstock.pipeline.array_worker import (
     table_of,
     views_of,
 )
-from penstock.pipeline.processes import ERROR, RESULT, SETUP, SharedBytes, end_with_parent, read_frame, write_frame
+from penstock.pipeline.processes import (
+    ERROR,
+    RESULT,
+    SETUP,
+    SharedBytes,
+    end_with_parent,
+    ignore_interrupts,
+    read_frame,
+    write_frame,
+)
 
 
 class Frames:
@@ -98,8 +106,7 @@ def _reply(outward: BinaryIO, slot: int, answer: Answer, slots: list[SharedBytes
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; the parent decides what happens and closes the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     # What the functions print must not end up between the answers: stdout becomes stderr, the pipe a private handle.
     outward = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

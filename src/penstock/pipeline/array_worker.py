@@ -18,7 +18,6 @@ import json
 import os
 import select
 import subprocess
-import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,8 +38,9 @@ from penstock.pipeline.processes import (
     SETUP,
     RemoteError,
     SharedBytes,
-    _environment,
+    environment,
     lifeline,
+    start_interpreter,
     write_frame,
 )
 
@@ -127,6 +127,8 @@ class ArrayWorker:
         self._child: subprocess.Popen[bytes] | None = None
         self._end: weakref.finalize[Any, Any] | None = None
         self._greeted = self._closed = False
+        self._refusal: str | None = None
+        """Why the process could not load the service: it answers no request."""
         self._unread = bytearray()
 
     @property
@@ -142,15 +144,8 @@ class ArrayWorker:
         if self._child is not None:
             return
         descriptors = lifeline() + self._service.descriptors + [part.descriptor for part in self._slots]
-        # Popen neither forks with Python running nor touches CUDA: the child is exec'ed at once.
-        child = subprocess.Popen(
-            [sys.executable, "-m", "penstock.pipeline.array_server", *map(str, descriptors)],
-            pass_fds=descriptors,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_environment() | _ONE_THREAD,
-        )
-        self._child, self._greeted, self._unread = child, False, bytearray()
+        child = start_interpreter("penstock.pipeline.array_server", descriptors, environment() | _ONE_THREAD)
+        self._child, self._greeted, self._refusal, self._unread = child, False, None, bytearray()
         self._end = weakref.finalize(self, _end_child, child, self._process)
         with contextlib.suppress(OSError):  # a child that is gone already is noticed when its answer is read
             write_frame(cast(BinaryIO, child.stdin), SETUP, self._service.message)
@@ -216,10 +211,12 @@ class ArrayWorker:
         self._close_slots()
 
     def _greet(self) -> None:
-        kind, payload = self._read()
-        if kind == ERROR:
-            raise ConfigError(f"a worker process could not load the functions: {payload.decode()}")
-        self._greeted = True
+        if self._refusal is None:
+            kind, payload = self._read()
+            self._greeted = kind != ERROR
+            self._refusal = None if self._greeted else payload.decode()
+        if self._refusal is not None:
+            raise ConfigError(f"a worker process could not load the functions: {self._refusal}")
 
     def _read(self) -> tuple[int, bytearray]:
         child = self._child
@@ -260,7 +257,7 @@ class ArrayWorker:
 class ArrayWorkers:
     """Several processes with the same service, each with a thread that talks to it.
 
-    Work with the same key goes to the same process, as long as no processes are added. Used by one thread.
+    Work with the same key goes to the same process, as long as their number is the same. Used by one thread.
     """
 
     def __init__(self, service: ArrayService, count: int) -> None:
@@ -277,7 +274,7 @@ class ArrayWorkers:
     @property
     def starting(self) -> int:
         """Processes that were added and take no work yet."""
-        self._join_ready()
+        self.join_ready()
         return len(self._starting)
 
     def start(self) -> None:
@@ -286,11 +283,17 @@ class ArrayWorkers:
             worker.start()
 
     def add(self, count: int) -> None:
-        """Start more processes, which take work as soon as they are ready; OSError if the system has none left."""
+        """Start more processes, which take work when they are ready; OSError if the system has none left."""
         for _ in range(count):
             worker = ArrayWorker(self._service)
             worker.start()
             self._starting.append(worker)
+
+    def join_ready(self) -> None:
+        """Let the processes that were added take work, as far as they are ready."""
+        for worker in [worker for worker in self._starting if worker.answered]:
+            self._starting.remove(worker)
+            self._join(worker)
 
     def submit(
         self,
@@ -304,7 +307,6 @@ class ArrayWorkers:
         A process that dies is replaced, and gets the same request; one that kills three raises what `explain` makes of
         the reason.
         """
-        self._join_ready()
         number = key % len(self._workers)
         return self._threads[number].submit(_ask, self._workers[number], request, use, explain)
 
@@ -314,11 +316,6 @@ class ArrayWorkers:
             worker.close()
         for thread in self._threads:
             thread.shutdown(wait=True, cancel_futures=True)
-
-    def _join_ready(self) -> None:
-        for worker in [worker for worker in self._starting if worker.answered]:
-            self._starting.remove(worker)
-            self._join(worker)
 
     def _join(self, worker: ArrayWorker) -> None:
         self._workers.append(worker)
@@ -393,12 +390,14 @@ def raise_error(notes: Mapping[str, Any]) -> None:
     """Raise a described error again: as its class if it is penstock's or Python's, else as a `RemoteError`."""
     module: Any = {"penstock.errors": errors, "builtins": builtins}.get(notes["module"])
     kind = getattr(module, notes["kind"], None) if module else None
+    told = f"{notes['kind']}: {notes['message']}"
+    error: Exception = RemoteError(told, notes["kind"])
     if isinstance(kind, type) and issubclass(kind, Exception):
-        error: Exception = kind.__new__(kind)
-        error.args = (notes["message"],)
-        vars(error).update(notes["facts"])
-    else:
-        error = RemoteError(f"{notes['kind']}: {notes['message']}", notes["kind"])
+        with contextlib.suppress(TypeError):  # groups of errors need the errors
+            same = kind.__new__(kind)
+            same.args = (notes["message"],)
+            vars(same).update(notes["facts"])
+            error = same if str(same) or not notes["message"] else error  # Unicode errors do not tell what is in args
     error.add_note("in a worker process:\n" + notes["traceback"])
     raise error
 

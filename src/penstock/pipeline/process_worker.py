@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import json
 import os
-import signal
 import struct
 import sys
 import traceback
@@ -23,6 +22,7 @@ from penstock.pipeline.processes import (
     SHARED,
     SharedBytes,
     end_with_parent,
+    ignore_interrupts,
     read_frame,
     write_frame,
 )
@@ -109,8 +109,7 @@ def _told(error: BaseException) -> str:
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; the parent decides what happens and closes the pipe.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ignore_interrupts()
     pa.set_cpu_count(1)  # one of several processes: more threads of Arrow's would compete with them
     # What the functions print must not end up between the answers: stdout becomes stderr, the pipe a private handle.
     outward = os.fdopen(os.dup(1), "wb")

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -230,13 +230,7 @@ class ProcessChain(Chain):
     def _greeted(self) -> subprocess.Popen[bytes] | None:
         """A new process that has the functions; None if it was killed before. A refusal is not about any row."""
         descriptors = lifeline() + [part.descriptor for part in (self._there, self._back) if part is not None]
-        child = subprocess.Popen(
-            [sys.executable, "-m", "penstock.pipeline.process_worker", *map(str, descriptors)],
-            pass_fds=descriptors,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=_environment(),
-        )
+        child = start_interpreter("penstock.pipeline.process_worker", descriptors, environment())
         answer = None
         with contextlib.suppress(OSError):
             for pipe in (child.stdin, child.stdout):
@@ -284,7 +278,44 @@ def read_frame(pipe: BinaryIO) -> tuple[int, bytes] | None:
     return (kind, payload) if len(payload) == size else None
 
 
-def _environment() -> dict[str, str]:
+def start_interpreter(module: str, descriptors: Sequence[int], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """A fresh interpreter that runs a module: never a fork, and without the caller's `__main__`.
+
+    It imports what this process imports: with `-m` alone, modules of the working directory would come first. Ctrl-C at
+    a terminal reaches it too, also before it can say what it does about it: see `ignore_interrupts`.
+    """
+    with _interrupts_blocked():  # the child inherits that
+        # Popen neither forks with Python running nor touches CUDA: the child is exec'ed at once.
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *map(str, descriptors)],
+            pass_fds=descriptors,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=variables,
+        )
+
+
+def ignore_interrupts() -> None:
+    """Called by a worker: the parent decides what happens at Ctrl-C, and closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # what users start here gets signals
+
+
+@contextlib.contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """Keep SIGINT from the calling thread for a moment; Python's main thread gets it afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def environment() -> dict[str, str]:
     """This process's, with its import path; and no threads of libraries, which compete with the workers."""
     path = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
     return {**single_thread_environment(), "PYTHONPATH": path}

@@ -66,7 +66,7 @@ class BadRows:
             self._last_line = line
             if self.path is not None:
                 if self._file is None:
-                    self._open(0)
+                    self._open(self._length)  # also after `close`
                 assert self._file is not None
                 with naming(str(self.path)):
                     self._length += self._file.write(line)
@@ -83,6 +83,12 @@ class BadRows:
     def mark(self) -> State:
         """Size and counts so far, which `restore` goes back to."""
         return {"bytes": self._length, "counts": dict(self.counts)}
+
+    def flush(self) -> None:
+        """Give what was written to the system: it outlives this process, not the machine."""
+        if self._file is not None:
+            with naming(str(self.path)):
+                self._file.flush()
 
     def sync(self) -> State:
         """Make what was written durable, and mark it."""
@@ -145,7 +151,7 @@ class BadRows:
 
     def _write(self, row: Rejected) -> None:
         if self._file is None:
-            self._open(0)
+            self._open(self._length)  # also after `close`
         assert self._file is not None
         line: dict[str, Any] = {
             "file": row.file and _text(row.file),

@@ -35,6 +35,7 @@ from penstock.loaders.streamed.processes import Demand, ProcessCount
 from penstock.loaders.streamed.reader import StreamOptions, StreamPosition, StreamReader, StreamStep
 from penstock.loaders.streamed.sampled_windows import ThreadWindows
 from penstock.loaders.streamed.steps import StepMaker
+from penstock.loaders.streamed.windows import OpenSplit, StreamCursor
 from penstock.loaders.streamed.workers import WorkerChoice, choose_workers
 from penstock.memory import MemoryBudget
 from penstock.pipeline.array_worker import Answer, WorkerDiedError
@@ -277,6 +278,25 @@ def test_what_cannot_be_sent_to_a_process_is_an_error_if_processes_were_asked_fo
         reader.next(reader.start())
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_input_that_cannot_be_opened_is_the_error_of_threads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "gone.jsonl").write_text('{"text": "a"}\n', "utf-8")
+    for name in ("empty.jsonl", "gone.jsonl"):
+        told = []
+        for kind in ("thread", "process"):
+            with reader_of(name, kind, workers=workers) as reader:
+                monkeypatch.chdir("/")
+                with pytest.raises((DataError, FileNotFoundError)) as caught:
+                    reader.next(reader.start())
+            monkeypatch.chdir(tmp_path)
+            told.append((type(caught.value), str(caught.value)))
+        assert told[0] == told[1]
+
+
 def test_streams_go_on_with_threads_if_processes_are_not_possible_and_say_so(
     corpus: list[Path], whole: list[StreamStep], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,6 +329,35 @@ def test_streams_that_last_move_to_processes_without_a_difference(
             one, other = step.position, made.position
             if moved_at is None and reader._made_by.elsewhere:  # type: ignore[union-attr]
                 moved_at = one.step
+
+
+@pytest.mark.parametrize("deaths", [2, 3])
+def test_processes_that_die_before_they_take_over_are_replaced_twice(
+    corpus: list[Path],
+    whole: list[StreamStep],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    deaths: int,
+) -> None:
+    died: list[LoopbackWorker] = []
+
+    class Mortal(LoopbackWorker):
+        def receive(self) -> Answer:
+            if len(died) < deaths:
+                died.append(self)
+                raise WorkerDiedError("the worker process is gone")
+            return super().receive()
+
+    monkeypatch.setattr(processes, "ArrayWorker", Mortal)
+    monkeypatch.setattr(workers, "_THREAD_SECONDS", 0.0)
+    with reader_of(corpus, "thread") as reader:
+        reader.workers = WorkerChoice("auto", 1, "a test")
+        found = steps_from(reader, reader.start())
+        assert reader.elsewhere == (deaths < 3)
+    assert all(same(one, other) for one, other in zip(found, whole))
+    assert len(set(map(id, died))) == deaths
+    assert [worker._service for worker in died] == [None] * deaths, "their resources are free"
+    assert sum("goes on with threads" in record.message for record in caplog.records) == (deaths == 3)
 
 
 def test_a_rank_whose_data_ends_first_delivers_what_it_has_before_it_waits_for_the_others(
@@ -496,6 +545,29 @@ def test_processes_that_join_later_change_nothing(
         assert (counts[0], max(counts)) == (1, 3)
         service.close()
     assert all(same(one, other) for one, other in zip(found, whole))
+
+
+def test_a_process_closes_the_files_of_streams_that_go_to_one_that_joins(corpus: list[Path]) -> None:
+    def opened(pid: int | None) -> int:
+        return sum(file.path.endswith(".jsonl") for file in psutil.Process(pid).open_files())
+
+    with reader_of(corpus, "thread", streams=16) as threads:
+        windows = processes.ProcessWindows(threads.spec, MemoryBudget(), ProcessCount(1, 2))
+        sequences = threads.spec.sequences(0)
+
+        def read() -> None:
+            for sequence in sequences[:4]:
+                windows.submit(sequence, StreamCursor(), OpenSplit(), None).result().release()
+
+        try:
+            read()
+            assert opened(windows._workers._workers[0].pid) == 4
+            windows.grow()
+            wait_for(lambda: not windows._workers.starting)
+            read()
+            assert [opened(worker.pid) for worker in windows._workers._workers] == [2, 2]
+        finally:
+            windows.close()
 
 
 LOOP = """

@@ -315,6 +315,19 @@ def test_batches_by_token_budget_hold_rows_of_about_one_length(tmp_path: Path) -
     assert len(steps) < 60
 
 
+def test_metadata_may_be_changed_before_the_fields_are_read(tmp_path: Path) -> None:
+    paths = written(tmp_path, [[f"{i:04d}" + "w" * (i % 11) for i in range(40)]])
+    with (
+        reader_of(paths, packing="best_fit", length=64) as reader,
+        reader_of(paths, packing="best_fit", length=64) as other,
+    ):
+        plain, changed = reader.next(reader.start()), other.next(other.start())
+    assert plain is not None
+    assert changed is not None
+    changed.metadata["sample"] += 100  # numbers of the whole run, say
+    assert all(np.array_equal(changed.arrays[key], value) for key, value in plain.arrays.items())
+
+
 def test_padding_free_batches_lie_end_to_end(tmp_path: Path) -> None:
     texts = [f"{i}" + "y" * (i % 9) for i in range(50)]
     form = BatchLayout(padding_free=True, packed=True)
@@ -538,7 +551,9 @@ def test_rows_of_several_blocks_are_transformed_together_as_they_are_alone(
 
 
 @pytest.mark.parametrize("on_error", ["skip", "quarantine"])
-def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error: str) -> None:
+def test_bad_rows_are_left_out_counted_and_written_down(
+    tmp_path: Path, on_error: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (path,) = written(tmp_path, [TEXTS])
     lines = path.read_bytes().splitlines(keepends=True)
     lines[10:10] = [b"{broken\n", b'{"text": null}\n']
@@ -550,6 +565,9 @@ def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error
     assert texts_in(steps) == Counter(TEXTS)
     assert sum(reader.counts.rejected.values()) == 3
     assert reader.counts.rows == len(TEXTS) + 1
+    said = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert len(said) == len(reader.counts.rejected)
+    assert all(line.startswith(f"{path}, byte ") for line in said)
     middle = steps[len(steps) // 2].position
     state = reader.to_state(middle)
     reader.close()
@@ -563,6 +581,32 @@ def test_bad_rows_are_left_out_counted_and_written_down(tmp_path: Path, on_error
             "rows of windows that were read again are the same rows"
         )
         assert all(row["file"] == str(path) for row in written_down)
+
+
+def test_bad_rows_of_one_kind_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": 5}\n' * 3 + '{"text": "good"}\n' + '{"text": 6}\n' * 20)
+    with reader_of(path, on_error="skip", shuffle_window=1000) as reader:
+        steps_from(reader, reader.start())
+        assert sum(reader.counts.rejected.values()) == 23
+    assert len([record for record in caplog.records if "left out" in record.getMessage()]) == 1
+
+
+def test_rows_set_aside_are_there_before_the_state_that_counts_on_them(tmp_path: Path) -> None:
+    (path,) = written(tmp_path, [TEXTS])
+    path.write_bytes(b"{broken\n" + path.read_bytes() + b"{broken too\n")
+    place = tmp_path / "bad.jsonl"
+    with reader_of(path, on_error="quarantine", quarantine=place) as reader:
+        position, lines = reader.start(), []
+        while (step := reader.next(position)) is not None:
+            position = step.position
+            lines.append(place.read_bytes().count(b"\n") if place.exists() else 0)
+            assert lines[-1] == sum(reader.counts.rejected.values())
+        reader.close()
+        again = steps_from(reader, reader.start())  # which sets the same rows aside again
+        assert place.read_bytes().count(b"\n") == 4
+    assert lines[-1] == 2
+    assert len(again) == len(lines)
 
 
 def test_a_record_too_long_to_hold_is_named_or_skipped(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import io
 import os
+import re
+import signal
 import subprocess
 import sys
 import threading
@@ -161,6 +163,18 @@ def test_errors_of_other_packages_keep_their_name_and_message() -> None:
         raise_error(describe_error(KeyError("name"), ""))
 
 
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "UnicodeDecodeError: .*invalid start byte"),
+        (ExceptionGroup("both failed", [ValueError("one"), OSError("other")]), "ExceptionGroup: both failed"),
+    ],
+)
+def test_errors_that_cannot_be_made_from_their_message_keep_it(error: Exception, told: str) -> None:
+    with pytest.raises(RemoteError, match=told):
+        raise_error(describe_error(error, ""))
+
+
 def test_a_service_that_cannot_be_loaded_is_an_error() -> None:
     class Unloadable:
         def __reduce__(self) -> Any:
@@ -170,10 +184,43 @@ def test_a_service_that_cannot_be_loaded_is_an_error() -> None:
             return Answer()
 
     worker = ArrayWorker(Unloadable())
-    worker.send([(0, b"")])
+    worker.send([(0, b"")] * 2)
+    with pytest.raises(ConfigError, match="could not load the functions: ValueError"):
+        worker.receive()
+    os.kill(worker.pid, signal.SIGKILL)  # type: ignore[arg-type]  # or the next answer would be waited for in vain
     with pytest.raises(ConfigError, match="could not load the functions: ValueError"):
         worker.receive()
     worker.close()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="there is no Ctrl-C for a process group")
+def test_a_process_that_starts_at_ctrl_c_goes_on() -> None:
+    worker = ArrayWorker(Doubled())
+    try:
+        worker.start()
+        os.kill(worker.pid, signal.SIGINT)  # type: ignore[arg-type]  # before it can say that it ignores that
+        worker.send([(0, b"3")])
+        assert worker.receive().notes == {"count": 3}
+        os.kill(worker.pid, signal.SIGINT)  # type: ignore[arg-type]
+        worker.send([(0, b"4")])
+        assert worker.receive().notes == {"count": 4}
+        blocked = re.search(r"SigBlk:\s*(\w+)", Path(f"/proc/{worker.pid}/status").read_text("utf-8"))
+        assert blocked is None or not int(blocked[1], 16) >> signal.SIGINT - 1 & 1, "what it starts gets no signals"
+    finally:
+        worker.close()
+
+
+def test_a_process_imports_what_its_parent_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("queue.py", "numpy.py"):
+        (tmp_path / name).write_text("raise ValueError('a module of the working directory')")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    worker = ArrayWorker(Doubled())
+    try:
+        worker.send([(0, b"3")])
+        assert worker.receive().notes == {"count": 3}
+    finally:
+        worker.close()
 
 
 def test_a_process_whose_reader_is_gone_ends_quietly() -> None:

@@ -70,6 +70,8 @@ class WindowService:
         self._spec = spec
         self._sequences: tuple[int, list[BlockSequence]] = (-1, [])
         self._splits: dict[int, OpenSplit] = {}
+        self._processes = 0
+        """Processes that share the streams."""
 
     def prepare(self) -> None:
         """Open the input, and have the tokenizer encode something: what it needs is loaded then."""
@@ -78,10 +80,14 @@ class WindowService:
             recipe.load_tokenizer().encode(pa.array(["a"]))
 
     def answer(self, request: bytes) -> Answer:
-        epoch, stream, source = pickle.loads(request)  # noqa: S301 - written by the parent process
+        epoch, stream, processes, source = pickle.loads(request)  # noqa: S301 - written by the parent process
         if self._sequences[0] != epoch:
             self.close()
             self._sequences = (epoch, self._spec.sequences(epoch))
+        if self._processes != processes:  # more than before: this one has fewer streams, and keeps their files only
+            for other in [other for other in self._splits if (other - stream) % processes]:
+                self._splits.pop(other).close()
+            self._processes = processes
         split = self._splits.setdefault(stream, OpenSplit())
         return window_to(self._spec.filler.fill(self._sequences[1][stream], source, split))
 
@@ -156,7 +162,8 @@ class ProcessWindows:
     def submit(
         self, sequence: BlockSequence, source: WindowInput | StreamCursor, split: OpenSplit, by: object
     ) -> Future[SampledWindow]:
-        request = pickle.dumps((sequence.epoch, sequence.stream, source))
+        self._workers.join_ready()
+        request = pickle.dumps((sequence.epoch, sequence.stream, self.count, source))
         charge = reserve(self._budget, self._spec.options.window().nbytes, by)
 
         def use(answer: Answer) -> SampledWindow:
@@ -261,6 +268,7 @@ class ProcessSteps:
 
     def __init__(self, spec: StreamSpec, budget: MemoryBudget, count: ProcessCount) -> None:
         self.spec, self._budget, self._holder = spec, budget, object()
+        _ = spec.catalog  # what is wrong with the input is no problem of sending it
         self._worker = ArrayWorker(StepService(spec, count), _SLOTS)
         self._position: StreamPosition | None = None
         """Position of the answer that comes next; None: the process has to be told one."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.arrays.ragged import is_list
 from penstock.arrays.text import arrow_of, numbers_of
 from penstock.distributed.ranks import Rank
-from penstock.errors import ConfigError, DataError, ResumeError, StageError
+from penstock.errors import ConfigError, DataError, ResumeError, StageError, place
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.loaders.streamed.catalog import ROW, Catalog
@@ -375,10 +375,15 @@ class StreamCounts:
         self.rows += window.read
         self.dropped.update(window.dropped)
         self.changed.update(window.changed)
+        told = set(self._bad.counts)
         for row in window.rejected:
-            if f"{row.stage}: {row.kind}" not in self._bad.counts:  # the first of its kind
-                log.warning("%s, row %s: %s; left out, and so are others like it", row.file, row.row, row.reason)
+            if (kind := f"{row.stage}: {row.kind}") not in told:  # the first of its kind
+                told.add(kind)
+                where = place(row.file, row.row, row.offset)
+                log.warning("%s: %s; left out, and so are others like it", where, row.reason)
         self._bad.add(window.rejected, self.rows)
+        if window.rejected:
+            self._bad.flush()  # a state that is saved from now on counts on them
 
     def keep_quarantine(self) -> None:
         """Append to the quarantine file instead of replacing it, because its run is resumed."""

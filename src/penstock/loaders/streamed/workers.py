@@ -15,6 +15,7 @@ from penstock.loaders.streamed.sampled_windows import ThreadWindows, making
 from penstock.loaders.streamed.spec import StreamOptions, StreamSpec
 from penstock.loaders.streamed.steps import MadeStep, StepMaker, StreamPosition, StreamSteps
 from penstock.memory import MemoryBudget
+from penstock.pipeline.array_worker import MAX_DEATHS, WorkerDiedError
 from penstock.pipeline.cores import available_cores, ranks_on_machine
 
 log = logging.getLogger(__name__)
@@ -126,6 +127,8 @@ class ThreadsThenProcesses:
         self._began: float | None = None
         self._remote: ProcessSteps | None = None
         self._moved = self._refused = False
+        self._deaths = 0
+        """Processes that died before they could take over."""
 
     @property
     def elsewhere(self) -> bool:
@@ -169,8 +172,15 @@ class ThreadsThenProcesses:
             if not self._remote.ready():
                 return False
             self._remote.skip_to(position)
+        except WorkerDiedError as error:  # another one starts at the next step
+            self._deaths += 1
+            if self._deaths == MAX_DEATHS:
+                self._stay(error)
+            self._end_remote()
+            return False
         except (PenstockError, OSError) as error:
             self._stay(error)
+            self._end_remote()
             return False
         self._local.close()
         self._moved = True
@@ -181,5 +191,8 @@ class ThreadsThenProcesses:
         """Go on with threads: nothing is lost, but the trainer should know."""
         self._refused = True
         log.warning("streaming goes on with threads, which slow the trainer down: %s", error)
-        if self._remote is not None:
-            self._remote.close()
+
+    def _end_remote(self) -> None:
+        remote, self._remote = self._remote, None
+        if remote is not None:
+            remote.close()
