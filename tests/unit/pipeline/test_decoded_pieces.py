@@ -11,6 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -20,6 +21,7 @@ from penstock.errors import StageError
 from penstock.files.ranges import row_groups
 from penstock.pipeline import Pipeline, PipelineConfig
 from penstock.pipeline.checkpoint import Checkpoint
+from penstock.pipeline.stages import Block, Decoded
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import JsonlSource, ParquetSource
 from penstock.testing import assert_resumes_exactly
@@ -224,6 +226,28 @@ def test_a_row_that_a_stage_refuses_comes_before_an_unreadable_one(tmp_path: Pat
 
     with pytest.raises(StageError, match=r"row 5\b.*unwanted"):
         Pipeline(JsonlSource(path), [Map(refuse)], MemorySink()).run()
+
+
+def test_a_source_with_a_decode_of_its_own_keeps_it(tmp_path: Path) -> None:
+    class Doubled(ParquetSource):
+        def decode(self, block: Block) -> Decoded:
+            decoded = super().decode(block)
+            doubled = pc.multiply(decoded.batch["id"], 2)
+            return Decoded(decoded.batch.append_column("double", doubled), rows=decoded.rows)
+
+    class DoubledInPieces(ParquetSource):
+        def decode_pieces(self, block: Block) -> list[Decoded]:
+            pieces = super().decode_pieces(block)
+            return [
+                Decoded(each.batch.append_column("double", pc.multiply(each.batch["id"], 2)), rows=each.rows)
+                for each in pieces
+            ]
+
+    path = write(tmp_path / "a.parquet", [20, 5])
+    for kind in (Doubled, DoubledInPieces):
+        sink = MemorySink()
+        Pipeline(kind(path), [], sink).run()
+        assert sink.rows() == [row | {"double": 2 * row["id"]} for row in rows_of(25)]
 
 
 def test_damage_costs_the_rows_behind_it_in_its_row_group(tmp_path: Path) -> None:
