@@ -372,7 +372,12 @@ def trim_malloc() -> None:
 @cache
 def _c_function(name: str) -> Any:
     """A function of the C library; None where there is none. The interpreter lock is not held during a call."""
-    return getattr(ctypes.CDLL(None), name, None) if sys.platform.startswith("linux") else None
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        return getattr(ctypes.CDLL(None), name, None)
+    except OSError:  # an interpreter without dynamic linking, as those are that are built with musl
+        return None
 
 
 def free_large_blocks_at_once() -> None:

@@ -4,7 +4,8 @@
 
 1. `read`: what the source thread has read.
 2. `lanes`: each worker takes a few parcels at a time into its own lane; an idle worker with nothing to take steals the
-   oldest parcel of the longest lane.
+   oldest parcel of the longest lane. A worker to which a large block takes long puts the rest of it at the head of its
+   lane, as parcels that are parts of it.
 3. `settled`: parcels that are through the workers, in the order they finished.
 4. `ready`: the next parcels in order, after the stages that must run in order.
 
@@ -25,7 +26,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.memory.budget import Reservation
-from penstock.pipeline.stages import Block, Origin, Rejected, State
+from penstock.pipeline.stages import Block, Decoded, Origin, Rejected, State
 
 _SHARE = 4  # each of the four buffers may hold a quarter of the budget
 _READ_AHEAD = 8  # parcels that may wait to be worked on, or two for each worker if those are more
@@ -66,6 +67,10 @@ class Parcel:
     """Row numbers of the batch's rows, if they are not those from the first on and no transform has had it yet."""
     earlier: deque[Piece] = field(default_factory=deque)
     """Batches before its last one, if its rows were decoded in pieces."""
+    decoded: Decoded | None = None
+    """Rows of the payload that are transformed here, if workers share those of a block."""
+    part: int = 0
+    """Number of this parcel among those that share a block."""
     transform_states: dict[str, State] | None = None
     rows_made: int = 0
     """Rows of the batch when it became due."""
@@ -83,6 +88,11 @@ class Parcel:
     @property
     def nbytes(self) -> int:
         return self.reservation.nbytes
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Place in the order of delivery."""
+        return self.number, self.part
 
 
 class RowsAhead:
@@ -136,10 +146,11 @@ class Buffers:
         self._ready_there = threading.Condition(self._lock)
         self._read: deque[Parcel] = deque()
         self._lanes: list[deque[Parcel]] = [deque() for _ in range(workers)]
-        self._settled: dict[int, Parcel] = {}
+        self._settled: dict[tuple[int, int], Parcel] = {}
         self._ready: deque[Parcel] = deque()
         self._bytes = {"read": 0, "lanes": 0, "settled": 0, "ready": 0}
-        self._next = 0
+        self._next = (0, 0)
+        """Place of the parcel that the order waits for."""
         self._total: int | None = None
         self._baton = False
         self._closing: Callable[[], Iterable[Parcel]] | None = None
@@ -197,16 +208,27 @@ class Buffers:
             self._bytes["lanes"] -= parcel.nbytes
             return parcel, waited
 
+    def share(self, worker: int, parcels: Sequence[Parcel]) -> None:
+        """Parts of the block that this worker has in hand, for itself and those that have nothing to do."""
+        with self._lock:
+            if self._cancelled:
+                for parcel in parcels:
+                    parcel.reservation.release()
+                return
+            self._lanes[worker].extendleft(reversed(parcels))  # before later ones, or the order would wait for them
+            self._bytes["lanes"] += sum(parcel.nbytes for parcel in parcels)
+            self._work_there.notify_all()
+
     def settle(self, parcel: Parcel) -> float:
         """A parcel is through the worker; returns the seconds waited for room. May run the in-order stages."""
         with self._lock:
             waited = self._wait(
-                self._room_to_settle, lambda: parcel.number == self._next or self._room("settled", parcel)
+                self._room_to_settle, lambda: parcel.place == self._next or self._room("settled", parcel)
             )
             if self._cancelled:
                 parcel.reservation.release()
                 return waited
-            self._settled[parcel.number] = parcel
+            self._settled[parcel.place] = parcel
             self._bytes["settled"] += parcel.nbytes
         return waited + self._advance()
 
@@ -216,7 +238,7 @@ class Buffers:
         The last part is settled as any parcel.
         """
         with self._lock:
-            waited = self._wait(self._room_to_settle, lambda: parcel.number == self._next and not self._baton)
+            waited = self._wait(self._room_to_settle, lambda: parcel.place == self._next and not self._baton)
             if self._cancelled:
                 parcel.reservation.release()
                 return waited
@@ -298,7 +320,7 @@ class Buffers:
                 with self._lock:
                     parcel = self._settled.pop(self._next, None)
                     if parcel is None or self._cancelled:
-                        closing = self._closing if self._next == self._total and not self._cancelled else None
+                        closing = self._closing if self._is_over and not self._cancelled else None
                         self._closing = None if closing else self._closing
                         if closing is None:
                             # Released inside the lock, or a parcel settled in between would wait forever.
@@ -307,8 +329,11 @@ class Buffers:
                             return waited
                     else:
                         self._bytes["settled"] -= parcel.nbytes
-                        self._next += 1
+                        number, part = parcel.place
+                        self._next = (number, part + 1) if parcel.is_part else (number + 1, 0)
                         self._room_to_settle.notify_all()
+                        if self._is_over:
+                            self._work_there.notify_all()
                 if parcel is None:
                     for last in closing() if closing else ():
                         waited += self._put_ready(last)
@@ -334,6 +359,11 @@ class Buffers:
             self._ready_there.notify()
             return waited
 
+    @property
+    def _is_over(self) -> bool:
+        """True once every parcel was due. Until then another worker may share the block that it has in hand."""
+        return self._total is not None and self._next >= (self._total, 0)
+
     def _reads_on(self) -> bool:
         return len(self._read) < max(_READ_AHEAD, 2 * self.active)
 
@@ -357,7 +387,7 @@ class Buffers:
             return True
         if worker >= self.active:
             return self._total is not None and not self._read
-        return bool(self._read) or any(self._lanes) or self._total is not None
+        return bool(self._read) or any(self._lanes) or self._is_over
 
     def _refill(self, lane: deque[Parcel]) -> None:
         if self._read:

@@ -207,6 +207,11 @@ class Checkpoint:
                 f"the checkpoint in {self._place.shown} lacks {error}; delete it to start again"
             ) from error
 
+    def is_at_end(self, delivery: Delivery) -> bool:
+        """True if the last save was that of a run at its end and no row came since: its rows may be published."""
+        saved = self.saved
+        return saved is not None and bool(saved["sink"].get("finishing")) and saved["rows_out"] == delivery.rows_out
+
     def due(self) -> bool:
         return time.monotonic() - self._saved_at >= self._every
 
@@ -229,7 +234,7 @@ class Checkpoint:
             token = self._make_durable(saved)
         else:  # `flush` has published everything
             token = self.saved["sink"] if self.saved else {}
-        self.saved = saved | {"sink": token | {"finishing": finishing}}
+        self.saved = saved | {"sink": token | {"finishing": finishing or self.is_at_end(delivery)}}
         self._write(self.saved)
         self._saved_at = time.monotonic()
 

@@ -70,7 +70,7 @@ class Context:
         self.source, self.transforms, self.config, self.budget = source, list(transforms), config, budget
         # Checked once: a runtime check of a protocol costs microseconds, and these would be checked for every batch.
         self.blocks = source if isinstance(source, BlockSource) else None
-        self.pieces = source if isinstance(source, PieceSource) else None
+        self.pieces = _in_pieces(source)
         self.located = source if isinstance(source, Located) else None
         self.measured = source if isinstance(source, Measured) else None
         self._stateful = source if isinstance(source, Stateful) else None
@@ -132,3 +132,15 @@ class Context:
 
     def bottleneck(self, seconds: float) -> str:
         return bottleneck(self.reading, self.working, self.sinking, seconds)
+
+
+def _in_pieces(source: Source) -> PieceSource | None:
+    """The source, if its blocks are decoded in pieces. A subclass that overrides `decode` alone has its own called."""
+    if isinstance(source, PieceSource):
+        for names in (getattr(source, "__dict__", {}), *map(vars, type(source).__mro__)):
+            if "decode_pieces" in names:
+                break
+            if "decode" in names:
+                return None
+        return source
+    return None

@@ -347,7 +347,8 @@ class SinkThread:
 
     def _publish(self) -> Report:
         delivery, checkpoint = self._runner.delivery, self._checkpoint
-        schema = self._runner.workers.schema_without_rows() if not delivery.rows_out else None
+        was_there = checkpoint is not None and checkpoint.is_at_end(delivery)
+        schema = None if delivery.rows_out or was_there else self._runner.workers.schema_without_rows()
         if schema is not None:
             # No rows, but the columns are known: a file with a header tells more than no file.
             self._call(lambda: self._sink.consume(pa.RecordBatch.from_pylist([], schema=schema)))

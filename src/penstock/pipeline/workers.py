@@ -29,6 +29,31 @@ from penstock.pipeline.stages import (
 
 _FIRST_PART, _PART = 256, 32
 """Rows to begin with, and the share of the budget for what is made of a part."""
+_LONG = 0.1
+"""Seconds after which a worker shares the rest of a block."""
+
+
+class _Counted:
+    """Counts and rejected rows of a block of which workers share the pieces: they go with the last of its parcels."""
+
+    def __init__(self) -> None:
+        self._counts: tuple[tuple[dict[str, int], dict[str, int]], ...] = ()
+        self._unordered: tuple[Rejected, ...] = ()
+        """Rows that were rejected before the transforms that need order."""
+        self._ordered: tuple[Rejected, ...] = ()
+
+    def take(self, parcel: Parcel, unordered: tuple[Rejected, ...]) -> None:
+        """Keep what a parcel counts; the rows in `unordered` were rejected before it was due, its others since."""
+        self._counts += parcel.counts
+        self._unordered += unordered
+        self._ordered += parcel.rejected
+        parcel.counts = parcel.rejected = ()
+
+    def give(self, parcel: Parcel) -> None:
+        """Give everything to the last parcel of a block."""
+        unordered = _by_row(self._unordered) if parcel.part else self._unordered
+        parcel.counts, parcel.rejected = self._counts, unordered + self._ordered
+        self._counts, self._unordered, self._ordered = (), (), ()
 
 
 class Workers:
@@ -51,6 +76,7 @@ class Workers:
         )
         # Parts are delivered before it is known what the transforms that need order will hold after the last of them.
         self._expands = not self._serial.transforms and any(isinstance(t, Expanding) and t.expands for t in transforms)
+        self._counted = _Counted()
         self._made_bytes = 0.0
         """Most bytes made of a row, if it may become many."""
         self.settled = False
@@ -65,13 +91,13 @@ class Workers:
                 return
             if parcel.payload is not None:
                 try:
-                    self._process(parcel, self._chain_of(index))
+                    self._process(parcel, self._chain_of(index), index)
                 except Exception as error:  # noqa: BLE001 - it surfaces in the caller, in its turn
                     parcel.error = error
                 except BaseException:
                     parcel.reservation.release()
                     raise
-            parcel.payload = None
+            parcel.payload = parcel.decoded = None
             self._count_rows(parcel)
             if parcel.batch is not None or parcel.earlier:
                 _fit_reservation(parcel)
@@ -139,12 +165,12 @@ class Workers:
                 chain.close()
         return chain
 
-    def _process(self, parcel: Parcel, chain: Chain) -> None:
-        raw = parcel.size
+    def _process(self, parcel: Parcel, chain: Chain, worker: int) -> None:
+        raw = parcel.size if parcel.decoded is None else 0
         decoded = self._decode(parcel)
         left = parcel.size  # of what is decoded and still to be transformed
         peak, made, columns = raw + left, 0, decoded[0].batch.num_columns
-        unreadable = parcel.later_error
+        unreadable, since = parcel.later_error, time.monotonic()
         while decoded and parcel.later_error is unreadable:
             piece = decoded.popleft()
             size = piece.batch.nbytes if decoded else left
@@ -162,6 +188,9 @@ class Workers:
                     parcel.earlier.append(Piece(parcel.batch, parcel.size, parcel.rows))
                     made += parcel.size
                 parcel.batch = None
+            if decoded and parcel.later_error is unreadable and time.monotonic() - since > _LONG:
+                self._share(parcel, decoded, worker)
+                break
         self._context.tuner.saw_need(raw, peak, columns)
         if not self.settled and not self._learning():
             self.set_active()
@@ -181,16 +210,42 @@ class Workers:
             yield Decoded(batch.slice(start, len(numbers)), rows=rows)
             start = numbers.stop
 
+    def _share(self, parcel: Parcel, decoded: deque[Decoded], worker: int) -> None:
+        """Make parcels of the pieces that are left, which any worker takes: what is made of a row group takes long.
+
+        What counts once goes with the last of them.
+        """
+        sizes = [piece.batch.nbytes for piece in decoded]
+        kept = sum(piece.nbytes for piece in parcel.earlier) + (0 if parcel.batch is None else parcel.size)
+        each = parcel.nbytes / max(1, kept + sum(sizes))
+        parcel.reservation.resize(int(each * kept))
+        parts = []
+        for number, (piece, size) in enumerate(zip(decoded, sizes), parcel.part + 1):
+            reservation = self._context.budget.charge(int(each * size), "pipeline", by=self._context)
+            part = Parcel(parcel.number, parcel.payload, parcel.origin, None, reservation, parcel.read_at, size=size)
+            part.decoded, part.part, part.is_part = piece, number, True
+            self._context.rows_ahead.count(part, piece.batch.num_rows)
+            parts.append(part)
+        last = parts[-1]
+        last.is_part, parcel.is_part = False, True
+        last.rows_in, last.source_state, last.file_bytes = parcel.rows_in, parcel.source_state, parcel.file_bytes
+        last.later_error, parcel.later_error = parcel.later_error, None
+        parcel.rows_in = 0
+        self._count_rows(parcel)
+        self.buffers.share(worker, parts)
+
     def _pass_on(self, parcel: Parcel) -> None:
         """Hand over the rows that the parcel has so far. What counts once for a parcel goes with the last of them."""
         reservation = self._context.budget.charge(parcel.size, "pipeline", by=self._context)
         part = Parcel(parcel.number, None, parcel.origin, None, reservation, parcel.read_at, size=parcel.size)
-        part.batch, part.is_part, parcel.batch = parcel.batch, True, None
+        part.batch, part.part, part.is_part, parcel.batch = parcel.batch, parcel.part, True, None
         self._count_rows(part)
         self.buffers.settle_part(part)
 
     def _decode(self, parcel: Parcel) -> deque[Decoded]:
         context, payload = self._context, parcel.payload
+        if parcel.decoded is not None:
+            return deque([parcel.decoded])
         if not isinstance(payload, Block):
             return deque([Decoded(payload)])
         assert context.blocks is not None
@@ -220,6 +275,7 @@ class Workers:
 
         What counts once for a parcel goes with the rest: a resume in between makes all of the parcel again.
         """
+        unordered, parcel.rejected = parcel.rejected, ()
         while parcel.earlier:
             piece = parcel.earlier.popleft()
             reservation = self._context.budget.charge(piece.nbytes, "pipeline", by=self._context)
@@ -238,6 +294,9 @@ class Workers:
             else:
                 yield part
         self._run_in_order(parcel)
+        self._counted.take(parcel, unordered)
+        if not parcel.is_part:
+            self._counted.give(parcel)
         yield parcel
 
     def _run_in_order(self, parcel: Parcel) -> None:
@@ -285,7 +344,7 @@ class Workers:
         parcel.rejected += tuple(self._rejected(parcel, decoded, failure) for failure in ran.failures)
         if parcel.payload is not None:
             # In the order of the rows, so that the order does not depend on how many of them a parcel has.
-            parcel.rejected = tuple(sorted(parcel.rejected, key=lambda one: -1 if one.row is None else one.row))
+            parcel.rejected = _by_row(parcel.rejected)
         return ran
 
     def _rejected(self, parcel: Parcel, decoded: Decoded, failure: Failure) -> Rejected:
@@ -338,6 +397,10 @@ def _fit_reservation(parcel: Parcel) -> None:
     if parcel.batch is not None:
         batches.append((parcel.batch, parcel.size))
     parcel.reservation.resize(sum(nbytes + column_bytes(batch.num_columns) for batch, nbytes in batches))
+
+
+def _by_row(rejected: tuple[Rejected, ...]) -> tuple[Rejected, ...]:
+    return tuple(sorted(rejected, key=lambda one: -1 if one.row is None else one.row))
 
 
 def _told(error: Exception) -> str:

@@ -105,7 +105,7 @@ class StoreWriter:
         self._shards: list[Staged] = []
         self._made = self._checkpoints = 0
         self._ended: State | None = None
-        """The last token, if the run turns out to have been published."""
+        """The last token, if the run turns out to have begun to publish all of its rows."""
         self._needed: set[str] = set()
         """Files that the last checkpoint counts on."""
 
@@ -117,6 +117,7 @@ class StoreWriter:
             raise ConfigError(f"{self.home.shown} has been published; call reset(), or use another writer")
         with naming(self.home.shown):
             self._begin()
+            self._ended = None
             if self._given is None:
                 self._set_schema(batch.schema)
             elif not batch.schema.equals(self._given):
@@ -231,7 +232,7 @@ class StoreWriter:
         if not self._durable:
             raise ConfigError("checkpoint() without restore(): a plain run cannot be resumed; call restore({}) first")
         if self._ended is not None:
-            return self._ended  # published before the process was killed: no rows came after it
+            return self._ended  # no rows came after it, and only with it are the files known to be complete
         self._check_still_ours()
         with naming(self.home.shown):
             return self._checkpoint()
@@ -274,7 +275,7 @@ class StoreWriter:
             return
         self._run, finishing = token["run"], bool(token.get("finishing"))
         if finishing and self._was_published(token["number"]):
-            self._ended = {name: value for name, value in token.items() if name != "finishing"}
+            self._ended = _without_mark(token)
             return
         self._begin(token, take_over=True)
         try:
@@ -291,6 +292,7 @@ class StoreWriter:
         self._build.journal_before = token.get("journal")
         if finishing and self._build.is_complete(self._run):
             self._shards = self._build.read_journal()
+            self._ended = _without_mark(token)
             return
         self._shards = self._build.read_journal(token["shards"])
         self._needed = {part[0] for part in (token["tail"], token["open"]) if part}
@@ -528,3 +530,8 @@ def append(path: PathLike, batches: Iterable[pa.RecordBatch], *, lineage: Lineag
         for batch in batches:
             writer.write(batch)
         return writer.publish()
+
+
+def _without_mark(token: State) -> State:
+    """A token as `checkpoint` returned it."""
+    return {name: value for name, value in token.items() if name != "finishing"}

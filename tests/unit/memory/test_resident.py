@@ -168,3 +168,18 @@ def test_a_large_process_spends_little_of_its_time_on_returning_free_pages(monke
         resident.trim_malloc()
         now += 0.05
     assert 10 <= calls <= 11  # a twentieth of 52 seconds
+
+
+@pytest.mark.parametrize("missing", ["function", "linker"])
+def test_a_c_library_without_the_calls_of_glibc_is_left_alone(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    def library(name: str | None) -> object:
+        if missing == "linker":
+            raise OSError("Dynamic loading not supported")
+        return object()
+
+    monkeypatch.setattr(resident, "_c_function", resident._c_function.__wrapped__)
+    monkeypatch.setattr(resident.sys, "platform", "linux")
+    monkeypatch.setattr(resident.ctypes, "CDLL", library)
+    monkeypatch.delenv("MALLOC_MMAP_THRESHOLD_", raising=False)
+    resident.give_back_memory()
+    resident.free_large_blocks_at_once()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import threading
 from collections.abc import Iterator
 from itertools import accumulate
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Any
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import StageError
 from penstock.files.ranges import row_groups
-from penstock.pipeline import Pipeline, PipelineConfig
+from penstock.memory import MemoryBudget
+from penstock.pipeline import Pipeline, PipelineConfig, workers
 from penstock.pipeline.checkpoint import Checkpoint
+from penstock.pipeline.stages import Block, Decoded
 from penstock.sinks import JsonlSink, MemorySink
 from penstock.sources import JsonlSource, ParquetSource
 from penstock.testing import assert_resumes_exactly
@@ -29,9 +33,11 @@ PIECE = 7
 """Most rows of a piece in these tests."""
 
 
-@pytest.fixture(autouse=True)
-def small_pieces() -> Iterator[None]:
-    with patch.object(row_groups, "_MOST_ROWS", PIECE):
+@pytest.fixture(autouse=True, params=["alone", "shared"])
+def small_pieces(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A worker transforms all pieces of a block, or the first one, and the others are for all workers."""
+    seconds = -1.0 if request.param == "shared" else 1000.0
+    with patch.object(row_groups, "_MOST_ROWS", PIECE), patch.object(workers, "_LONG", seconds):
         yield
 
 
@@ -99,11 +105,11 @@ def quarantined(path: Path) -> list[tuple[int, str]]:
 
 
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=4), st.integers(1, 3), st.sampled_from(["1 MiB", "1 GiB"]))
-@settings(deadline=None, max_examples=40)
-def test_rows_counts_and_bad_rows_are_those_of_a_loop(sizes: list[int], workers: int, budget: str) -> None:
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_rows_counts_and_bad_rows_are_those_of_a_loop(sizes: list[int], count: int, budget: str) -> None:
     with tempfile.TemporaryDirectory() as home:
         path, sink, out = write(Path(home, "a.parquet"), sizes), MemorySink(), Path(home, "bad.jsonl")
-        config = PipelineConfig(workers=workers, on_error="quarantine", quarantine=out)
+        config = PipelineConfig(workers=count, on_error="quarantine", quarantine=out)
         report = Pipeline(ParquetSource(path), stages(), sink, config, budget=budget).run()
         kept, duplicates, unwanted = expected(sum(sizes))
         assert sink.rows() == kept
@@ -224,6 +230,68 @@ def test_a_row_that_a_stage_refuses_comes_before_an_unreadable_one(tmp_path: Pat
 
     with pytest.raises(StageError, match=r"row 5\b.*unwanted"):
         Pipeline(JsonlSource(path), [Map(refuse)], MemorySink()).run()
+
+
+def test_workers_share_the_pieces_of_a_block_that_takes_long(tmp_path: Path) -> None:
+    both = threading.Barrier(2)
+
+    def meet(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if batch["id"][0].as_py():
+            both.wait(60)  # for another worker, with another piece
+        return batch
+
+    path, sink = write(tmp_path / "a.parquet", [9 * PIECE]), MemorySink()
+    with patch.object(workers, "_LONG", -1.0):
+        Pipeline(ParquetSource(path), [meet], sink, PipelineConfig(workers=2)).run()
+    assert sink.rows() == rows_of(9 * PIECE)
+
+
+def test_rows_of_a_block_that_takes_long_are_there_before_all_of_it_is(tmp_path: Path) -> None:
+    delivered = threading.Event()
+
+    def wait(batch: pa.RecordBatch) -> pa.RecordBatch:
+        assert batch["id"][0].as_py() < 2 * PIECE or delivered.wait(60)
+        return batch
+
+    path = write(tmp_path / "a.parquet", [9 * PIECE])
+    found = []
+    with patch.object(workers, "_LONG", -1.0):
+        for batch in Pipeline(ParquetSource(path), [wait], config=PipelineConfig(workers=1)):
+            delivered.set()
+            found += batch.to_pylist()
+    assert found == rows_of(9 * PIECE)
+
+
+def test_a_stop_gives_back_the_memory_of_pieces_that_wait(tmp_path: Path) -> None:
+    budget = MemoryBudget("1 GiB")
+    path = write(tmp_path / "a.parquet", [9 * PIECE] * 4)
+    pipeline = Pipeline(ParquetSource(path), [Map(dict)], config=PipelineConfig(workers=2), budget=budget)
+    for _ in pipeline:
+        break
+    pipeline.stop()
+    assert budget.used == 0
+
+
+def test_a_source_with_a_decode_of_its_own_keeps_it(tmp_path: Path) -> None:
+    class Doubled(ParquetSource):
+        def decode(self, block: Block) -> Decoded:
+            decoded = super().decode(block)
+            doubled = pc.multiply(decoded.batch["id"], 2)
+            return Decoded(decoded.batch.append_column("double", doubled), rows=decoded.rows)
+
+    class DoubledInPieces(ParquetSource):
+        def decode_pieces(self, block: Block) -> list[Decoded]:
+            pieces = super().decode_pieces(block)
+            return [
+                Decoded(each.batch.append_column("double", pc.multiply(each.batch["id"], 2)), rows=each.rows)
+                for each in pieces
+            ]
+
+    path = write(tmp_path / "a.parquet", [20, 5])
+    for kind in (Doubled, DoubledInPieces):
+        sink = MemorySink()
+        Pipeline(kind(path), [], sink).run()
+        assert sink.rows() == [row | {"double": 2 * row["id"]} for row in rows_of(25)]
 
 
 def test_damage_costs_the_rows_behind_it_in_its_row_group(tmp_path: Path) -> None:

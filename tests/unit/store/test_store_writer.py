@@ -592,10 +592,11 @@ def test_the_token_stays_small_however_many_shards_there_are(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mode", ["create", "append", "overwrite"])
 @pytest.mark.parametrize("point", ["complete", "placed", "version", "manifest", "renamed"])
+@pytest.mark.parametrize("resumed", [False, True])
 def test_publishing_can_be_repeated_after_a_crash_at_any_point(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, point: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, point: str, resumed: bool
 ) -> None:
-    """The process dies just before a step; what it did until then is on the disk."""
+    """The process dies just before a step; what it did until then is on the disk. The next one may die, too."""
     monkeypatch.setattr(module, "_PIECE_BYTES", 200)
     path = tmp_path / "s"
     if mode != "create":
@@ -634,9 +635,20 @@ def test_publishing_can_be_repeated_after_a_crash_at_any_point(
                 patch.setattr(shutil, "rmtree", die)
         with pytest.raises(Killed):
             writer.publish()
+
+    def release_lock(dead: StoreWriter) -> None:
+        """Do what the system does with what a dead process held."""
+        if dead._lock._handle is not None:
+            os.close(dead._lock._handle)
+            dead._lock._handle = None
+
     assert writer._lock._handle is not None
-    os.close(writer._lock._handle)  # as the system does with what a dead process held
-    writer._lock._handle = None
+    release_lock(writer)
+    if resumed:
+        second = StoreWriter(path, mode=mode, shard_bytes=700)
+        second.restore(token)
+        second.checkpoint()  # and dies before the token is saved
+        release_lock(second)
     before = ROWS[:20] if mode == "append" else []
     for _ in range(2):
         again = StoreWriter(path, mode=mode, shard_bytes=700)
