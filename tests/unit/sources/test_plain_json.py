@@ -467,7 +467,7 @@ def test_code_is_compiled_once_by_another_process(tmp_path: Path) -> None:
     """
     out = run(code, NUMBA_CACHE_DIR=str(tmp_path))
     assert out == "None\nNone None\n['count_lines', 'find_values', 'take_bits', 'take_lists', 'take_texts'] False\n"
-    (made,) = (tmp_path / "penstock").iterdir()
+    (made,) = (tmp_path / "penstock").rglob("*.*")
     before = made.stat()
     assert "find_values" in run(code, NUMBA_CACHE_DIR=str(tmp_path))
     assert made.stat() == before
@@ -479,7 +479,7 @@ def test_code_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch:
     module.write_text("raise ValueError\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert MachineCode(module.stem).wait() is None
-    (kept,) = (tmp_path / "cache" / "penstock").iterdir()
+    (kept,) = (tmp_path / "cache").rglob("*.code")
     assert kept.read_bytes() == b"failed"
     assert MachineCode(module.stem).wait() is None
 
@@ -495,7 +495,7 @@ def test_a_numba_that_cannot_be_imported_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('needs another NumPy')\n")
     code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait())"
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=str(tmp_path)) == "None\n"
-    assert not [file for file in (tmp_path / "cache" / "penstock").iterdir() if file.suffix == ".code"]
+    assert not [*(tmp_path / "cache").rglob("*.code")]
 
 
 def test_a_file_that_is_gone_does_not_take_the_rows_before_it(tmp_path: Path) -> None:
@@ -515,7 +515,7 @@ def test_a_file_that_is_gone_does_not_take_the_rows_before_it(tmp_path: Path) ->
 def test_damaged_code_is_not_run_and_compiled_again(tmp_path: Path) -> None:
     code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait() is not None)"
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "True\n"
-    (kept,) = (tmp_path / "penstock").iterdir()
+    (kept,) = (tmp_path / "penstock").rglob("*.*")
     whole = kept.read_bytes()
     for damaged in (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], whole[:-1], b""):
         kept.write_bytes(damaged)
