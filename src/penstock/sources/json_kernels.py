@@ -403,7 +403,7 @@ def find_values(
                     if item < 0:
                         if writes != 0:
                             return ODD
-                        state[POSITION], state[ROWS], state[NODE] = line, row, value
+                        state[POSITION], state[ROWS], state[NODE], state[END] = line, row, value, at
                         return NEW_ITEM
                     begin = facts[items + item]
             elif letter == 0x6E:

@@ -375,6 +375,16 @@ def test_other_columns_are_passed_over_where_columns_are_chosen(kernels: Functio
     assert found[0].to_pylist() == [{"a": "y"}]
 
 
+def test_texts_with_many_escapes_take_the_memory_that_is_counted(kernels: Functions) -> None:
+    rows = [{"a": "\u4e2d\u6587" * 500} for _ in range(200)]
+    data = pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
+    before = pa.total_allocated_bytes()
+    found = PlainRows(pa.schema({"a": pa.string()}), others=False).decode(kernels, data, len(rows))
+    assert found is not None
+    assert found[0].to_pylist() == rows
+    assert pa.total_allocated_bytes() - before < 1.1 * found[0].nbytes
+
+
 def test_columns_that_few_rows_have_are_left_to_arrow(kernels: Functions) -> None:
     data = pa.py_buffer(b'{"k0": 1}\n' * 20_000)
     schema = pa.schema([(f"k{i}", pa.int64()) for i in range(60)])
@@ -488,6 +498,8 @@ def test_a_long_row_is_not_gone_through_for_each_of_its_keys(kernels: Functions)
     many = {f"k{number}": {f"n{inner}": inner for inner in range(15)} for number in range(60)}
     row = json.dumps({"text": "x" * 200_000} | many).encode() + b"\n"
     assert infer_plain(kernels, pa.py_buffer(row)) is None
+    lists = json.dumps(dict.fromkeys(many)) + "\n" + json.dumps({"text": "x" * 200_000} | {key: [] for key in many})
+    assert infer_plain(kernels, pa.py_buffer(lists.encode())) is None
     assert infer_plain(kernels, pa.py_buffer(json.dumps(many).encode() + b"\n" + b'{"k0": null}\n' * 80_000))
 
 
