@@ -456,6 +456,36 @@ def test_small_inputs_load_no_compiler_and_large_ones_do_not_import_numba(kernel
     assert run(read.format(change=loads, path=str(path))) == "True False True\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is protected as Linux does it")
+def test_nothing_is_read_behind_a_block_wherever_it_is_cut(kernels: Functions) -> None:
+    out = run("""
+        import ctypes, mmap
+        import numpy as np
+        import pyarrow as pa
+        from penstock.sources.plain_json import KERNELS, CountedLines, PlainRows, infer_plain
+
+        rows = b'{"a": "' + b"x" * 70 + b'\\\\n\\\\ud83d\\\\ude00", "b": [-12.5e-3, null], "c": true}\\n'
+        rows += b' {"c": false, "b": [], "a": "' + b"y" * 130 + b'"}\\r\\n\\n'
+        rows += b'{"a": "' + b"\\\\u00e9" * 30 + b'", "c": null}'
+        memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+        page = np.frombuffer(memory, np.uint8)[: mmap.PAGESIZE]
+        protect = ctypes.CDLL(None).mprotect
+        protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        assert protect(page.ctypes.data + mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
+        kernels = KERNELS.wait()
+        schema = pa.schema({"a": pa.string(), "b": pa.list_(pa.float64()), "c": pa.bool_()})
+        plain, taken = PlainRows(schema, others=False), 0
+        for size in range(1, len(rows) + 1):
+            view = page[mmap.PAGESIZE - size :]
+            view[:] = np.frombuffer(rows, np.uint8)[:size]
+            block = pa.py_buffer(view)
+            CountedLines().cut(view)
+            taken += (plain.decode(kernels, block, 5) is not None) + (infer_plain(kernels, block) is not None)
+        print(taken)
+    """)
+    assert int(out) == 2 * 8, "both, where whole rows end"
+
+
 def test_rows_are_read_without_numba(tmp_path: Path) -> None:
     out = run("""
         import sys
