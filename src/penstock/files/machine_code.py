@@ -49,11 +49,13 @@ class MachineCode:
     The module, which only the compiling process imports, has `SIGNATURES`: by name, a function of numba and the types
     of its arguments and its result, pointers and integers of 64 bits. Its `check` raises unless the functions do what
     they should, and is called before the code is kept. The code is kept by the content of the sources beside the module
-    and by the processor, in a directory of the user's own. Code that others could have written is not loaded.
+    and by the processor, in a directory of the user's own. Code that others could have written is not loaded, nor any
+    if `caller`, the file that calls the functions, is another than the one that was imported: it was made for that.
     """
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, module: str, caller: str | None = None) -> None:
+        self._module, self._caller = module, caller
+        self._stamp = _stamp(caller)
         self._guard = renewed(threading.Lock())
         self._functions: Functions | None = None
         self._is_over = False
@@ -106,6 +108,8 @@ class MachineCode:
     def _load(self, compile_missing: bool) -> None:
         if sys.byteorder != "little" or sys.maxsize < 1 << 32:
             raise NotImplementedError("kernels are for processors with 64 bits, the lowest byte first")
+        if _stamp(self._caller) != self._stamp:
+            raise RuntimeError(f"{self._caller} has changed since it was imported")
         binding = importlib.import_module("llvmlite.binding")
         file = code_file(self._module, binding)
         if file.exists():
@@ -125,6 +129,15 @@ class MachineCode:
             self._compiler.start()
         else:
             self._is_missing = True
+
+
+def _stamp(file: str | None) -> tuple[int, ...] | None:
+    """Properties of a file that an upgrade changes."""
+    try:
+        found = Path(file).stat() if file is not None else None
+    except OSError:  # in an archive
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
 
 
 def _read_own(file: Path) -> bytes:

@@ -25,7 +25,7 @@ BASE, ROOM, FILLED, SIZE, ITEMS, STACK = range(6)
 """Its facts, each of them for all nodes."""
 MOST_DEPTH = 16
 
-KERNELS = MachineCode("penstock.sources.json_kernels")
+KERNELS = MachineCode("penstock.sources.json_kernels", __file__)
 LOAD_BYTES, COMPILE_BYTES = 32 << 20, 128 << 20
 """Bytes of input for which the kernels are loaded, and compiled."""
 _MOST_KEYS, _MOST_NODES = 63, 1000

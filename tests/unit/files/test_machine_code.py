@@ -115,6 +115,18 @@ def test_code_that_others_can_have_written_is_not_loaded(
     assert double(module) is None
 
 
+def test_code_for_sources_that_an_upgrade_has_replaced_is_not_loaded(tmp_path: Path, module: str) -> None:
+    caller = tmp_path / "caller.py"
+    caller.write_text("old")
+    made = [MachineCode(module, str(caller)) for _ in range(2)]
+    functions = made[0].functions(compile_missing=False)
+    assert functions is not None
+    assert functions["double"](4) == 8
+    caller.write_text("newer")
+    assert made[0].functions(compile_missing=False) is functions
+    assert made[1].functions(compile_missing=False) is None
+
+
 def test_damage_anywhere_is_noticed_and_the_code_made_again(cache: Path, module: str) -> None:
     file = kept(cache)
     whole = file.read_bytes()
