@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ import xxhash
 
 from penstock._forks import renewed
 from penstock.errors import DataError
-from penstock.files.atomic import AtomicFile
+from penstock.files.atomic import AtomicFile, open_own, remove_leftovers
 from penstock.files.cache import default_cache_directory
 from penstock.files.locks import FileLock
 
@@ -35,8 +36,8 @@ log = logging.getLogger(__name__)
 Functions = Mapping[str, Callable[..., int]]
 
 _FAILED = b"failed"
-_HEAD = "<QQ"
-"""Checksum of what follows, and the length of the names."""
+_WORD = struct.Struct("<Q")
+"""Checksum of all that follows, and the length of the names."""
 _WAIT_SECONDS = 120
 """Longest wait for another process that compiles the same."""
 _OPTIONS = {"nogil": True, "_nrt": False, "error_model": "numpy"}
@@ -46,12 +47,15 @@ class MachineCode:
     """Functions of a module of kernels, as soon as there is machine code of them.
 
     The module, which only the compiling process imports, has `SIGNATURES`: by name, a function of numba and the types
-    of its arguments and its result, pointers and integers of 64 bits. The code is kept by the content of the sources
-    beside the module and by the processor.
+    of its arguments and its result, pointers and integers of 64 bits. Its `check` raises unless the functions do what
+    they should, and is called before the code is kept. The code is kept by the content of the sources beside the module
+    and by the processor, in a directory of the user's own. Code that others could have written is not loaded, nor any
+    if `caller`, the file that calls the functions, is another than the one that was imported: it was made for that.
     """
 
-    def __init__(self, module: str) -> None:
-        self._module = module
+    def __init__(self, module: str, caller: str | None = None) -> None:
+        self._module, self._caller = module, caller
+        self._stamp = _stamp(caller)
         self._guard = renewed(threading.Lock())
         self._functions: Functions | None = None
         self._is_over = False
@@ -60,7 +64,8 @@ class MachineCode:
         """True if there is no code yet, and nobody has asked to compile it."""
         self._compiler: threading.Thread | None = None
         """Waits for the process that compiles."""
-        self._loaded: list[Any] = []
+        self._loads_in = 0
+        """The process in which a thread loads. A fork of it does not: locks of LLVM may stay taken there."""
         """What keeps the code in memory."""
 
     def functions(self, *, compile_missing: bool) -> Functions | None:
@@ -72,12 +77,17 @@ class MachineCode:
         if self._is_over or self._is_compiling() or (self._is_missing and not compile_missing):
             return self._functions
         with self._guard:  # other threads wait: their work would make the load last twice as long
+            if self._loads_in not in (0, os.getpid()):
+                self._is_over = True
             if not self._is_over and not self._is_compiling():
+                self._loads_in = os.getpid()
                 try:
                     self._load(compile_missing)
                 except Exception as error:  # noqa: BLE001 - whatever it is, there is another way
                     log.info("no machine code of %s: %s", self._module, error)
                     self._is_over = True
+                finally:
+                    self._loads_in = 0
         return self._functions
 
     @property
@@ -98,17 +108,20 @@ class MachineCode:
     def _load(self, compile_missing: bool) -> None:
         if sys.byteorder != "little" or sys.maxsize < 1 << 32:
             raise NotImplementedError("kernels are for processors with 64 bits, the lowest byte first")
+        if _stamp(self._caller) != self._stamp:
+            raise RuntimeError(f"{self._caller} has changed since it was imported")
         binding = importlib.import_module("llvmlite.binding")
         file = code_file(self._module, binding)
         if file.exists():
-            self._is_over = True
-            data = file.read_bytes()
+            data = _read_own(file)
             try:
-                self._functions = self._linked(data, binding) if data != _FAILED else None
-            except (DataError, struct.error):
+                if data != _FAILED:
+                    self._functions = _linked(data, binding)
+            except DataError:
                 file.unlink()  # another process compiles it again
                 raise
-        elif importlib.util.find_spec("numba") is None or self._compiler is not None:
+            self._is_over = True
+        elif importlib.util.find_spec("numba") is None or not _is_interpreter() or self._compiler is not None:
             self._is_over = True
         elif compile_missing:
             # A daemon: the process goes on if this one ends, and the next one finds the code.
@@ -117,29 +130,54 @@ class MachineCode:
         else:
             self._is_missing = True
 
-    def _linked(self, data: bytes, binding: Any) -> Functions:
-        digest, size = struct.unpack_from(_HEAD, data)
-        data = data[struct.calcsize(_HEAD) :]
-        if xxhash.xxh3_64_intdigest(data) != digest:
-            raise DataError("the code is damaged")
-        arguments: dict[str, int] = json.loads(data[:size])
-        machine = _target_machine(binding)
-        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
-        code = binding.ObjectFileRef.from_data(data[size:])
-        engine.add_object_file(code)
-        engine.finalize_object()
-        self._loaded += [engine, code, machine]
-        return {name: _function(engine.get_function_address(name), count) for name, count in arguments.items()}
+
+def _stamp(file: str | None) -> tuple[int, ...] | None:
+    """Properties of a file that an upgrade changes."""
+    try:
+        found = Path(file).stat() if file is not None else None
+    except OSError:  # in an archive
+        return None
+    return (found.st_mtime_ns, found.st_size, found.st_ino) if found is not None else None
 
 
-def _function(address: int, arguments: int) -> Callable[..., int]:
-    """A function as numba lays it out: the result goes to an address, and so does an exception, which there is not."""
+def _read_own(file: Path) -> bytes:
+    """Content of a file that nobody but this user, or root, can have put there: it is going to be run."""
+    with open(open_own(file, os.O_RDONLY), "rb") as opened:
+        for found in (file.parent.lstat(), os.fstat(opened.fileno())) if os.name != "nt" else ():
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+                raise PermissionError(f"{file} may have been written by others; remove {file.parent}")
+        return opened.read()
+
+
+def _linked(data: bytes, binding: Any) -> Functions:
+    body = memoryview(data)[_WORD.size :]
+    if len(body) < _WORD.size or _WORD.pack(xxhash.xxh3_64_intdigest(body)) != data[: _WORD.size]:
+        raise DataError("the code is damaged")
+    begin = _WORD.size + _WORD.unpack_from(body)[0]
+    arguments: dict[str, int] = json.loads(bytes(body[_WORD.size : begin]))
+    machine = _target_machine(binding)
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), machine)
+    loaded = binding.ObjectFileRef.from_data(bytes(body[begin:]))
+    engine.add_object_file(loaded)
+    engine.finalize_object()
+    code = engine, loaded, machine
+    return {name: _function(name, engine.get_function_address(name), count, code) for name, count in arguments.items()}
+
+
+def _function(name: str, address: int, arguments: int, code: Any) -> Callable[..., int]:
+    """A function as numba lays it out: the result goes to an address, and so does an exception, which there is not.
+    `code` stays in memory as long as the function."""
+    if not address:
+        raise DataError(f"there is no function {name} in the code")
     kind = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * arguments)
-    made = kind(address)
+    made: Any = kind(address)
+    made.code = code
 
     def call(*given: int) -> int:
         result, exception = ctypes.c_int64(), ctypes.c_void_p()
-        made(ctypes.addressof(result), ctypes.addressof(exception), *given)
+        status = made(ctypes.addressof(result), ctypes.addressof(exception), *given)
+        if status:
+            raise RuntimeError(f"the kernel {name} ended with status {status}")
         return result.value
 
     return call
@@ -149,7 +187,7 @@ def compile_module(module: str) -> None:
     """Compile the kernels of a module and keep the code, unless another process has done it meanwhile."""
     binding = importlib.import_module("llvmlite.binding")
     file = code_file(module, binding)
-    file.parent.mkdir(parents=True, exist_ok=True)
+    file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = FileLock(file.with_suffix(".lock"))
     if not lock.acquire(_WAIT_SECONDS):
         return
@@ -158,12 +196,15 @@ def compile_module(module: str) -> None:
             numba = importlib.import_module("numba")  # one that is broken may be mended
             try:
                 data = _compiled(module, binding, numba)
+                importlib.import_module(module).check(_linked(data, binding))
             except (OSError, MemoryError):
                 raise
             except Exception:
                 log.info("numba does not compile %s", module, exc_info=True)
                 data = _FAILED  # of this numba and NumPy, for these sources: nobody tries again
+            remove_leftovers(file)
             with AtomicFile(file, durable=False) as made:
+                made.temporary.chmod(0o600)
                 made.file.write(data)
     finally:
         lock.release()
@@ -182,9 +223,13 @@ def _compiled(module: str, binding: Any, numba: Any) -> bytes:
         else:
             whole.link_in(part)
         arguments[name] = len(signature.args)
+    named = chain(whole.functions, whole.global_variables) if whole is not None else ()
+    outside = [one.name for one in named if one.is_declaration and not one.name.startswith("llvm.")]
+    if outside:  # without numba there is nothing at its address
+        raise NotImplementedError(f"the code refers to {outside}, which is not part of it")
     names = json.dumps(arguments).encode()
-    data = names + bytes(_target_machine(binding).emit_object(whole))
-    return struct.pack(_HEAD, xxhash.xxh3_64_intdigest(data), len(names)) + data
+    data = _WORD.pack(len(names)) + names + bytes(_target_machine(binding).emit_object(whole))
+    return _WORD.pack(xxhash.xxh3_64_intdigest(data)) + data
 
 
 def _target_machine(binding: Any) -> Any:
@@ -211,7 +256,8 @@ def code_file(module: str, binding: Any) -> Path:
     assert found is not None
     assert found.origin is not None
     digest = source_digest((Path(__file__), *sorted(Path(found.origin).parent.glob("*.py"))), host, *versions)
-    return kernel_home() / f"{module}-{digest}.code"
+    user = f"-{os.geteuid()}" if os.name != "nt" else ""
+    return kernel_home() / f"code{user}" / f"{module}-{digest}.code"
 
 
 def _version(package: str) -> str:
@@ -236,8 +282,16 @@ def source_digest(files: Iterable[Path], *facts: str) -> str:
     return digest.hexdigest()
 
 
+def _is_interpreter() -> bool:
+    """True if `sys.executable` is Python: in a frozen program it is the program, which would be started again."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
 def _compile_elsewhere(module: str) -> None:
     """Have another process compile a module, and wait for it."""
+    # What is kept is for every run to come: nothing that one of them wants of numba or of warnings goes into it.
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "PYTHONWARNINGS"))}
+    env |= {name: value for name, value in os.environ.items() if name == "NUMBA_CACHE_DIR"}
     code = f"import os, sys; sys.path[:] = {sys.path!r}; getattr(os, 'nice', int)(10); "
     code += f"from {__name__} import compile_module; compile_module({module!r})"
     try:
@@ -246,7 +300,7 @@ def _compile_elsewhere(module: str) -> None:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "NUMBA_DISABLE_JIT": "0"},
+            env=env,
             start_new_session=True,  # Ctrl-C is for those who read
             check=False,
         )

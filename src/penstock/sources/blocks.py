@@ -98,11 +98,15 @@ class BlockReader:
     def next(self, max_bytes: int) -> RawBlock | None:
         """Up to about `max_bytes` of whole records (one record may be longer), or None after the last file."""
         while self.place.file < len(self._files):
-            if self._reader is None:
-                self._open()
-            if self._goes_on:
-                self._inflated.begin_after(self.place.file)
-            block = self._read(max(max_bytes, 1))
+            try:
+                if self._reader is None:
+                    self._open()
+                if self._goes_on:
+                    self._inflated.begin_after(self.place.file)
+                block = self._read(max(max_bytes, 1))
+            except BaseException:
+                self.close()  # what was read and not delivered is read again
+                raise
             if block is not None:
                 self._goes_on = True
                 return block

@@ -28,20 +28,23 @@ _MOST_FILES = 3
 class CompressedAhead:
     """Files of a list, of which some are decompressed ahead: one core decompresses one file at a time.
 
-    As many as there are further cores are begun, three at most; together they are `nbytes` ahead, or a megabyte each.
+    As many as there are further cores are begun, three at most; they and the one that is read are `nbytes` ahead
+    together, or a megabyte each.
     """
 
     def __init__(self, files: Sequence[InputFile], nbytes: int, stamps: FileStamps) -> None:
         self._files, self._stamps = files, stamps
         self._count = min(available_cores() - 1, _MOST_FILES) if nbytes else 0
-        self._pieces = max(1, nbytes // max(1, self._count) // _PIECE_BYTES)
+        self._pieces = max(1, nbytes // (self._count + 1) // _PIECE_BYTES)
         self._begun: dict[int, _Inflated | None] = {}
         """The next files; None for one that is not worth it."""
+        self._taken: _Inflated | None = None
+        """The file that is read, if it was begun."""
 
     @property
     def held_bytes(self) -> int:
-        """About the bytes that wait in files which are not read yet."""
-        return sum(file.held_bytes for file in self._begun.values() if file is not None)
+        """About the bytes that wait in files which were begun."""
+        return sum(file.held_bytes for file in (*self._begun.values(), self._taken) if file is not None)
 
     def begin_after(self, number: int) -> None:
         """Begin the files that follow one, unless they are begun."""
@@ -55,21 +58,31 @@ class CompressedAhead:
         if not local or not split_suffix(file)[1] or file.stat().st_size < _LEAST_BYTES:
             return None
         self._stamps.note(file)
-        return _Inflated(open_input(file), self._pieces)
+        reader = open_input(file)
+        try:
+            return _Inflated(reader, self._pieces)
+        except RuntimeError:  # no more threads
+            reader.close()
+            return None
 
     def take(self, number: int, offset: int) -> ByteReader | None:
         """The file from a byte near its beginning on, if it was begun."""
         for other in [other for other in self._begun if other < number]:
             self._drop(other)
-        taken = self._begun.pop(number, None)
+        self._taken = taken = self._begun.pop(number, None)
         if taken is not None and skip_bytes(taken, offset) < offset:
-            taken.close()
-            return None
-        return taken
+            self._close_taken()
+        return self._taken
 
     def close(self) -> None:
+        self._close_taken()
         for number in list(self._begun):
             self._drop(number)
+
+    def _close_taken(self) -> None:
+        taken, self._taken = self._taken, None
+        if taken is not None:
+            taken.close()
 
     def _drop(self, number: int) -> None:
         if (file := self._begun.pop(number)) is not None:
@@ -89,6 +102,7 @@ class _Inflated:
         self._ahead = ReadAhead(_pieces_of(reader), pieces)
         self._left = _NOTHING
         self._position = 0
+        self._closed = False
 
     @property
     def held_bytes(self) -> int:
@@ -97,6 +111,8 @@ class _Inflated:
     def readinto(self, buffer: Any) -> int:
         if not len(self._left):
             piece = next(self._ahead, None)
+            if self._closed:  # by another thread: this is no end of the file
+                raise ValueError("read of a closed file")
             if piece is None:
                 return 0
             self._left, self._position = piece
@@ -109,7 +125,9 @@ class _Inflated:
         return self._position
 
     def close(self) -> None:
+        self._closed = True
         self._ahead.close()
+        self._left = _NOTHING
 
 
 def _pieces_of(reader: ByteReader) -> Iterator[_Piece]:

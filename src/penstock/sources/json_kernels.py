@@ -7,12 +7,15 @@ parser. Grammar: one object a line, with keys of a tree that the caller gives.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numpy as np
+import pyarrow as pa
 
 from penstock._optional import require
+from penstock.files.machine_code import Functions
 from penstock.sources.plain_json import (
     BASE,
     BEGIN,
@@ -43,6 +46,8 @@ from penstock.sources.plain_json import (
     STACK,
     TEXT,
     TRUE,
+    PlainRows,
+    infer_plain,
 )
 
 KEY, ITEM, END_OF_ROW = range(3)
@@ -398,7 +403,7 @@ def find_values(
                     if item < 0:
                         if writes != 0:
                             return ODD
-                        state[POSITION], state[ROWS], state[NODE] = line, row, value
+                        state[POSITION], state[ROWS], state[NODE], state[END] = line, row, value, at
                         return NEW_ITEM
                     begin = facts[items + item]
             elif letter == 0x6E:
@@ -617,3 +622,23 @@ SIGNATURES: dict[str, tuple[Any, Any]] = {
     "take_lists": (take_lists, _count(_i32, _u8, _count, _i32)),
     "take_bits": (take_bits, _count(_u8, _count, _count, _u8)),
 }  # fmt: skip
+
+_LONG = "long text, " * 9
+_TURN = {"role": "user", "is_first": True}
+_SAMPLE = [
+    {"text": f"{_LONG}\u00e9\n\U0001f600", "count": -17, "score": 2.5e-3, "turns": [_TURN], "no": None},
+    {"text": None, "count": 123456789012345678, "score": 4.0, "turns": [], "no": None},
+    {"text": "", "count": 0, "score": -0.0, "turns": [None, {"role": _LONG, "is_first": False}], "no": None},
+]
+
+
+def check(functions: Functions) -> None:
+    """Raise unless the functions infer and decode a sample as they should."""
+    lines = [json.dumps(row, ensure_ascii=number == 0) for number, row in enumerate(_SAMPLE)]
+    data = pa.py_buffer("\n".join(lines).encode())
+    end = np.zeros(1, np.int64)
+    counted = functions["count_lines"](data.address, data.size, end.ctypes.data), int(end[0])
+    inferred = infer_plain(functions, data)
+    found = PlainRows(pa.schema(inferred or []), others=False).decode(functions, data, len(lines))
+    if counted != (2, data.size - len(lines[2])) or found is None or found[0].to_pylist() != _SAMPLE:
+        raise ValueError("the code of the kernels does not decode a sample as it should")

@@ -394,7 +394,8 @@ class JsonlSource(RecordSource):
         chunk_bytes = max(_SCAN_CHUNK_BYTES, _SCAN_CHUNK_ROWS * data.size // max(1, count))
         if chunk_bytes < data.size:
             try:
-                chunks = pj.ReadOptions(use_threads=True, block_size=chunk_bytes)
+                # With threads, the fields that chunks add come in the order in which the chunks are done.
+                chunks = pj.ReadOptions(use_threads=False, block_size=chunk_bytes)
                 return pj.read_json(pa.BufferReader(data), chunks, options)
             except pa.ArrowException:
                 pass  # a row longer than a chunk, or types that Arrow cannot bring together across chunks

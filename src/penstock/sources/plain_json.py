@@ -25,7 +25,7 @@ BASE, ROOM, FILLED, SIZE, ITEMS, STACK = range(6)
 """Its facts, each of them for all nodes."""
 MOST_DEPTH = 16
 
-KERNELS = MachineCode("penstock.sources.json_kernels")
+KERNELS = MachineCode("penstock.sources.json_kernels", __file__)
 LOAD_BYTES, COMPILE_BYTES = 32 << 20, 128 << 20
 """Bytes of input for which the kernels are loaded, and compiled."""
 _MOST_KEYS, _MOST_NODES = 63, 1000
@@ -132,7 +132,7 @@ def infer_plain(kernels: Functions, data: pa.Buffer) -> list[tuple[str, pa.DataT
     values, again = _Values(kernels, data, None), 0
     while (result := values.find(tree.tables(), skip=False)) in (NEW_KEY, NEW_ITEM):
         again += values.again
-        if again > _MOST_AGAIN * data.size + _LEAST_ROOM:  # a long row with many new keys
+        if again > _MOST_AGAIN * data.size + _LEAST_ROOM:  # a long row with many new keys or lists
             return None
         if result == NEW_ITEM:
             tree.add_item(values.node)
@@ -244,8 +244,8 @@ class _Values:
 
     @property
     def again(self) -> int:
-        """Bytes of the row before the last new key, which the kernel goes through again."""
-        return max(0, int(self._state[END] - self._state[POSITION]))
+        """Bytes of the row before the last new key or list, which the kernel goes through again."""
+        return int(self._state[END] - self._state[POSITION])
 
     @property
     def key(self) -> bytes:
@@ -272,10 +272,12 @@ class _Values:
             items = self._kernels["take_lists"](spans, kinds, count, offsets.ctypes.data)
             child = self.array(tree, tree.item(node), kind.value_type, items)
             return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(offsets)], children=[child])
-        target = pa.allocate_buffer(size + _SLACK)
+        target = pa.allocate_buffer(size + _SLACK, resizable=True)
         used = self._kernels["take_texts"](
             *(self._data.address, self._data.size, spans, kinds, count, offsets.ctypes.data, target.address)
         )
+        if used < size - size // 8:  # escapes are longer than what they stand for, and nobody counts what is not used
+            target.resize(used, shrink_to_fit=True)
         texts = pa.Array.from_buffers(pa.string(), count, [valid, pa.py_buffer(offsets), target.slice(0, used)])
         # Numbers were found as texts; Arrow's parser of JSON converts them by the same function.
         return texts if kind == pa.string() else texts.cast(kind)

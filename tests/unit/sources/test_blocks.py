@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import gzip
 import os
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DataError, ResumeError
+from penstock.files.compression import ByteReader, open_input
 from penstock.files.records import CsvRecords, Cutter, Lines
 from penstock.memory.pool import BufferPool
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, RawBlock
@@ -210,3 +213,41 @@ def test_a_record_longer_than_a_block_is_a_block_of_its_own(tmp_path: Path, afte
         (long, 1),
         *([(after, 2)] if after else []),
     ]
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".txt.gz"])
+@pytest.mark.parametrize("stopped", range(1, 9))
+def test_reading_goes_on_with_the_next_record_after_it_was_interrupted_in_the_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, stopped: int
+) -> None:
+    whole = b"".join(b"line %d\n" % number for number in range(1000))
+    path = tmp_path / f"lines{suffix}"
+    path.write_bytes(gzip.compress(whole) if suffix.endswith(".gz") else whole)
+    calls = count(1)
+
+    class Interrupted:
+        """A file that is read when Ctrl-C comes."""
+
+        def __init__(self, file: ByteReader) -> None:
+            self.readinto_file, self.close = file.readinto, file.close
+
+        def readinto(self, buffer: Any) -> int | None:
+            got = self.readinto_file(buffer)
+            if next(calls) == stopped:
+                raise KeyboardInterrupt
+            return got
+
+    opened = lambda *given, **named: Interrupted(open_input(*given, **named))  # noqa: E731
+    monkeypatch.setattr("penstock.sources.blocks.open_input", opened)
+    lines, interruptions, found = reader(path), 0, b""
+    while True:
+        try:
+            block = lines.next(1500)
+        except KeyboardInterrupt:
+            interruptions += 1
+            continue
+        if block is None:
+            break
+        found += block.data.to_pybytes()
+    assert interruptions == 1
+    assert found == whole

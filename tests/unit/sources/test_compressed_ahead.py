@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import random
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from tests.waits import wait_for
 
 from penstock.errors import ChangedFileError, DataError
+from penstock.files.checksums import FileStamps
 from penstock.files.compression import open_output
 from penstock.sources import CsvSource, JsonlSource, compressed_ahead
 from penstock.sources.compressed_ahead import CompressedAhead
@@ -19,9 +24,11 @@ CODECS = (".zst", ".gz", ".bz2", ".xz", ".lz4")
 
 
 def write_files(folder: Path, codec: str, count: int = 5, rows: int = 6000) -> list[Path]:
-    paths = []
+    paths, texts = [], random.Random(7)
     for number in range(count):
-        lines = "".join(f'{{"id": {number * rows + row}, "text": "{os.urandom(12).hex()}"}}\n' for row in range(rows))
+        lines = "".join(
+            f'{{"id": {number * rows + row}, "text": "{texts.randbytes(12).hex()}"}}\n' for row in range(rows)
+        )
         path = folder / f"part-{number}.jsonl{codec}"
         with path.open("wb") as file, open_output(file, codec) as out:
             out.write(lines.encode())
@@ -198,3 +205,75 @@ def test_csv_is_decompressed_ahead_too(tmp_path: Path, taken: list[int]) -> None
         rows += batch.num_rows
     assert rows == 15_000
     assert taken.count(2) >= 1
+
+
+@pytest.mark.parametrize("failing", [5, 6, 7, 8, 9])
+def test_reading_goes_on_where_it_was_after_an_error_of_a_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    source = JsonlSource(write_files(tmp_path, ".zst"))
+    source.learn_first()
+    allocate, pieces = pa.allocate_buffer, count(1)
+
+    def fail_once(size: int) -> pa.Buffer:
+        if next(pieces) == failing:
+            raise MemoryError
+        return allocate(size)
+
+    monkeypatch.setattr(compressed_ahead, "pa", SimpleNamespace(allocate_buffer=fail_once))
+    ids: list[int] = []
+    failed = 0
+    while True:
+        try:
+            batch = source.next_batch(1000)
+        except MemoryError:
+            failed += 1
+            continue
+        if batch is None:
+            break
+        ids += batch.column("id").to_pylist()
+    assert failed == 1
+    assert ids == list(range(30_000))
+    assert not threads()
+
+
+def test_what_waits_is_counted_and_within_its_limit(tmp_path: Path) -> None:
+    paths = write_files(tmp_path, ".zst", rows=60_000)
+    limit = 12 << 16
+    begun = CompressedAhead(paths, limit, FileStamps())
+    begun.begin_after(-1)
+    taken = begun.take(0, 0)
+    assert taken is not None
+    begun.begin_after(0)
+    wait_for(lambda: begun.held_bytes == limit, "a third of it is of the file that is read")
+    assert taken.readinto(memoryview(bytearray(10))) == 10
+    begun.close()
+    assert begun.held_bytes == 0
+    assert not threads()
+
+
+def test_a_file_that_is_closed_while_it_is_read_does_not_look_as_if_it_ended(tmp_path: Path) -> None:
+    begun = CompressedAhead(write_files(tmp_path, ".zst", count=1), 1 << 20, FileStamps())
+    begun.begin_after(-1)
+    taken = begun.take(0, 0)
+    assert taken is not None
+    begun.close()
+    with pytest.raises(ValueError, match="closed"):
+        taken.readinto(memoryview(bytearray(10)))
+
+
+def test_files_are_read_where_no_thread_can_be_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: list[int]
+) -> None:
+    source = JsonlSource(write_files(tmp_path, ".zst"))
+    source.learn_first()
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    rows = 0
+    while (batch := source.next_batch(1000)) is not None:
+        rows += batch.num_rows
+    assert rows == 30_000
+    assert taken == []

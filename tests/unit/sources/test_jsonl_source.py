@@ -105,6 +105,19 @@ def test_the_columns_and_their_types_do_not_depend_on_the_order_of_rows(tmp_path
     assert read(source) == expected(shuffled, source.schema)
 
 
+def test_fields_are_in_the_order_of_their_first_appearance_however_many_cores_parse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(JsonlSource, "_kernels", lambda self: None)
+    numbers = list(range(400))  # few texts, so that Arrow parses all of it in several chunks
+    rows = [{f"a{row // 40}": 1, "o": {f"b{row // 40}": numbers}} for row in range(2000)]
+    path = write_lines(tmp_path / "a.jsonl", *rows)
+    for _ in range(5):
+        schema = JsonlSource(path).schema
+        assert schema.names == ["a0", "o", *(f"a{number}" for number in range(1, 50))]
+        assert [field.name for field in schema.field("o").type] == [f"b{number}" for number in range(50)]
+
+
 leaves = {
     "int": st.integers(-(2**63), 2**63 - 1),
     "float": st.integers(-9, 9) | st.floats(allow_nan=False, allow_infinity=False),

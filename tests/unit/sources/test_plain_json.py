@@ -375,6 +375,16 @@ def test_other_columns_are_passed_over_where_columns_are_chosen(kernels: Functio
     assert found[0].to_pylist() == [{"a": "y"}]
 
 
+def test_texts_with_many_escapes_take_the_memory_that_is_counted(kernels: Functions) -> None:
+    rows = [{"a": "\u4e2d\u6587" * 500} for _ in range(200)]
+    data = pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
+    before = pa.total_allocated_bytes()
+    found = PlainRows(pa.schema({"a": pa.string()}), others=False).decode(kernels, data, len(rows))
+    assert found is not None
+    assert found[0].to_pylist() == rows
+    assert pa.total_allocated_bytes() - before < 1.1 * found[0].nbytes
+
+
 def test_columns_that_few_rows_have_are_left_to_arrow(kernels: Functions) -> None:
     data = pa.py_buffer(b'{"k0": 1}\n' * 20_000)
     schema = pa.schema([(f"k{i}", pa.int64()) for i in range(60)])
@@ -446,6 +456,36 @@ def test_small_inputs_load_no_compiler_and_large_ones_do_not_import_numba(kernel
     assert run(read.format(change=loads, path=str(path))) == "True False True\n"
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is protected as Linux does it")
+def test_nothing_is_read_behind_a_block_wherever_it_is_cut(kernels: Functions) -> None:
+    out = run("""
+        import ctypes, mmap
+        import numpy as np
+        import pyarrow as pa
+        from penstock.sources.plain_json import KERNELS, CountedLines, PlainRows, infer_plain
+
+        rows = b'{"a": "' + b"x" * 70 + b'\\\\n\\\\ud83d\\\\ude00", "b": [-12.5e-3, null], "c": true}\\n'
+        rows += b' {"c": false, "b": [], "a": "' + b"y" * 130 + b'"}\\r\\n\\n'
+        rows += b'{"a": "' + b"\\\\u00e9" * 30 + b'", "c": null}'
+        memory = mmap.mmap(-1, 2 * mmap.PAGESIZE)
+        page = np.frombuffer(memory, np.uint8)[: mmap.PAGESIZE]
+        protect = ctypes.CDLL(None).mprotect
+        protect.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        assert protect(page.ctypes.data + mmap.PAGESIZE, mmap.PAGESIZE, 0) == 0
+        kernels = KERNELS.wait()
+        schema = pa.schema({"a": pa.string(), "b": pa.list_(pa.float64()), "c": pa.bool_()})
+        plain, taken = PlainRows(schema, others=False), 0
+        for size in range(1, len(rows) + 1):
+            view = page[mmap.PAGESIZE - size :]
+            view[:] = np.frombuffer(rows, np.uint8)[:size]
+            block = pa.py_buffer(view)
+            CountedLines().cut(view)
+            taken += (plain.decode(kernels, block, 5) is not None) + (infer_plain(kernels, block) is not None)
+        print(taken)
+    """)
+    assert int(out) == 2 * 8, "both, where whole rows end"
+
+
 def test_rows_are_read_without_numba(tmp_path: Path) -> None:
     out = run("""
         import sys
@@ -467,7 +507,7 @@ def test_code_is_compiled_once_by_another_process(tmp_path: Path) -> None:
     """
     out = run(code, NUMBA_CACHE_DIR=str(tmp_path))
     assert out == "None\nNone None\n['count_lines', 'find_values', 'take_bits', 'take_lists', 'take_texts'] False\n"
-    (made,) = (tmp_path / "penstock").iterdir()
+    (made,) = (tmp_path / "penstock").rglob("*.*")
     before = made.stat()
     assert "find_values" in run(code, NUMBA_CACHE_DIR=str(tmp_path))
     assert made.stat() == before
@@ -479,7 +519,7 @@ def test_code_that_cannot_be_compiled_is_tried_once(tmp_path: Path, monkeypatch:
     module.write_text("raise ValueError\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert MachineCode(module.stem).wait() is None
-    (kept,) = (tmp_path / "cache" / "penstock").iterdir()
+    (kept,) = (tmp_path / "cache").rglob("*.code")
     assert kept.read_bytes() == b"failed"
     assert MachineCode(module.stem).wait() is None
 
@@ -488,6 +528,8 @@ def test_a_long_row_is_not_gone_through_for_each_of_its_keys(kernels: Functions)
     many = {f"k{number}": {f"n{inner}": inner for inner in range(15)} for number in range(60)}
     row = json.dumps({"text": "x" * 200_000} | many).encode() + b"\n"
     assert infer_plain(kernels, pa.py_buffer(row)) is None
+    lists = json.dumps(dict.fromkeys(many)) + "\n" + json.dumps({"text": "x" * 200_000} | {key: [] for key in many})
+    assert infer_plain(kernels, pa.py_buffer(lists.encode())) is None
     assert infer_plain(kernels, pa.py_buffer(json.dumps(many).encode() + b"\n" + b'{"k0": null}\n' * 80_000))
 
 
@@ -495,7 +537,7 @@ def test_a_numba_that_cannot_be_imported_is_tried_again(tmp_path: Path) -> None:
     (tmp_path / "numba.py").write_text("raise ImportError('needs another NumPy')\n")
     code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait())"
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path / "cache"), PYTHONPATH=str(tmp_path)) == "None\n"
-    assert not [file for file in (tmp_path / "cache" / "penstock").iterdir() if file.suffix == ".code"]
+    assert not [*(tmp_path / "cache").rglob("*.code")]
 
 
 def test_a_file_that_is_gone_does_not_take_the_rows_before_it(tmp_path: Path) -> None:
@@ -515,7 +557,7 @@ def test_a_file_that_is_gone_does_not_take_the_rows_before_it(tmp_path: Path) ->
 def test_damaged_code_is_not_run_and_compiled_again(tmp_path: Path) -> None:
     code = "from penstock.sources.plain_json import KERNELS; print(KERNELS.wait() is not None)"
     assert run(code, NUMBA_CACHE_DIR=str(tmp_path)) == "True\n"
-    (kept,) = (tmp_path / "penstock").iterdir()
+    (kept,) = (tmp_path / "penstock").rglob("*.*")
     whole = kept.read_bytes()
     for damaged in (whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:], whole[:-1], b""):
         kept.write_bytes(damaged)
