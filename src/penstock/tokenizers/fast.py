@@ -198,11 +198,10 @@ class FastPath:
             backend = FastBackend(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
             self._refuse(f"it does not support this model: {_first_line(error)}")
-        compared = PastComparison(
-            "difficult texts", self._reference.fingerprint(), self._parse_special, model.traps, PROBES
-        )
+        probes = [*PROBES, *ascii_pairs(), *self._reference.probes()]
+        compared = PastComparison(self._reference.fingerprint(), self._parse_special, model.traps, probes)
         if not compared.is_known():
-            self._compare_probes(backend)
+            self._compare_probes(backend, text_array(probes))
             compared.keep()
         cache_bytes = self._cache_bytes  # not `self`: the tables are freed with this object, not by the collector
         characters = CharacterComparison(
@@ -216,8 +215,7 @@ class FastPath:
         self._backend = backend
         log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
 
-    def _compare_probes(self, backend: FastBackend) -> None:
-        probes = text_array([*PROBES, *ascii_pairs(), *self._reference.probes()])
+    def _compare_probes(self, backend: FastBackend, probes: pa.Array) -> None:
         other = self._trapped(probes)
         if other is not None:
             probes = probes.filter(arrow_of(~other))

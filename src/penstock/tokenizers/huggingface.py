@@ -34,7 +34,7 @@ from penstock.tokenizers.base import (
     as_token_table,
     check_largest_id,
 )
-from penstock.tokenizers.documents import ModelPlace, TokenizerDocument, fingerprint_of, model_place
+from penstock.tokenizers.documents import ModelPlace, TokenizerDocument, conflict_of, fingerprint_of, model_place
 from penstock.tokenizers.verification import BYTE_PAIRS
 
 if TYPE_CHECKING:
@@ -182,10 +182,10 @@ class HuggingFaceReference:
         if self._model.get("type") not in ("BPE", None):
             return f"it does not support {self._model.get('type')} models"
 
-        config = self._config
-        if not parse_special:
-            config = config | {"added_tokens": [token for token in self._added if not token["special"]]}
-        document = orjson.dumps(config)
+        added = [token for token in self._added if parse_special or not token["special"]]
+        if conflict := conflict_of(added, prefixed=any(step.get("add_prefix_space") for step in self._splitting)):
+            return f"it does not support {conflict}"
+        document = orjson.dumps(self._config | {"added_tokens": added})
         return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
 
     def splitter(self) -> Reference:
@@ -205,7 +205,7 @@ class HuggingFaceReference:
         return HuggingFaceReference(orjson.dumps(document).decode(), self.name, facts=facts)
 
     def probes(self) -> list[str]:
-        texts = [token["content"] for token in self._added[:64]]
+        texts = [token["content"] for token in self._added]
         return [probe for text in texts for probe in (text, f"a{text}b", f" {text} {text}\n")]
 
     @property

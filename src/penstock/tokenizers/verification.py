@@ -13,6 +13,8 @@ import functools
 import importlib.metadata
 import itertools
 import logging
+import platform
+import sys
 import threading
 import time
 import unicodedata
@@ -492,8 +494,11 @@ class PastComparison:
 
 @functools.cache
 def _versions() -> list[str]:
-    """Names and versions of the libraries that are installed; reading them takes milliseconds each."""
-    found = []
+    """Names and versions of the installed libraries, which takes milliseconds each to read, and what they run on.
+
+    A cache may be in a home directory that machines of several kinds share.
+    """
+    found = [f"{sys.platform} {platform.machine()}"]
     for name in LIBRARIES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
