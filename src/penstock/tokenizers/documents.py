@@ -90,7 +90,7 @@ def model_place(document: str) -> ModelPlace | None:
 
 
 def conflict_of(added: Sequence[Mapping[str, Any]], *, prefixed: bool) -> str | None:
-    """What added tokens do that depends on the order in which a library looks for them; None if nothing does.
+    """Property of added tokens that makes ids depend on the order in which a library looks for them; None without.
 
     `tokenizers` first looks for those that are matched before normalisation, and for the others in what is left;
     white space is stripped from what is left, too. A library that looks for all at once finds others where two of
