@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import itertools
 import logging
 import threading
@@ -22,6 +21,7 @@ import orjson
 import xxhash
 
 from penstock._forks import renewed
+from penstock._optional import package_version
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
 from penstock.files.cache import DiskCache, default_cache_directory
@@ -389,7 +389,7 @@ def deferred(
 
     `named` are the special tokens that the configuration names.
     """
-    options = {"version": FACTS_VERSION, "named": dict(named), "tokenizers": importlib.metadata.version("tokenizers")}
+    options = {"version": FACTS_VERSION, "named": dict(named), "tokenizers": package_version("tokenizers")}
     digest = xxhash.xxh3_128(orjson.dumps(options, option=orjson.OPT_SORT_KEYS))
     digest.update(content)
     key = digest.hexdigest()

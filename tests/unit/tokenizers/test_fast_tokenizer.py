@@ -31,6 +31,7 @@ from penstock.tokenizers import fast
 from penstock.tokenizers import verification as comparing
 from penstock.tokenizers.base import FastModel
 from penstock.tokenizers.fast import FastBackend
+from penstock.tokenizers.huggingface import HuggingFaceReference
 from penstock.tokenizers.load import LoadedTokenizer
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.verification import compared_rows
@@ -613,8 +614,8 @@ def test_difficult_texts_are_compared_again_where_anything_about_them_is_new(mon
     for _ in range(2):
         fresh().fit_budget(1 << 30)
     assert len(calls) == 1
-    pairs = fast.ascii_pairs()
-    monkeypatch.setattr(fast, "ascii_pairs", lambda: [*pairs, "one more"])
+    probes = HuggingFaceReference.probes
+    monkeypatch.setattr(HuggingFaceReference, "probes", lambda self: [*probes(self), "one more"])
     fresh().fit_budget(1 << 30)
     assert len(calls) == 2
     monkeypatch.setattr("platform.machine", lambda: "another")  # a home directory may be shared
@@ -622,3 +623,24 @@ def test_difficult_texts_are_compared_again_where_anything_about_them_is_new(mon
     fresh().fit_budget(1 << 30)
     assert len(calls) == 3
     comparing._versions.cache_clear()
+
+
+def test_a_view_of_texts_is_for_awkward_the_array_it_stands_for() -> None:
+    ak = pytest.importorskip("awkward")
+    texts = ["the water", "", "é🎉", "", "x"]
+    plain, made = ak.Array(texts), fast.text_view(ak, utf8(pa.array(["before", *texts])[1:]))
+    assert made.to_list() == texts
+    for given in (ak.without_parameters(made), made):
+        bare = ak.without_parameters(plain)
+        assert np.asarray(ak.flatten(given)).tolist() == ak.flatten(bare).to_list()
+        assert np.asarray(ak.num(given)).tolist() == ak.num(bare).to_list()
+    assert ak.str.upper(made).to_list() == [text.upper() for text in texts]
+    assert ak.concatenate([made, plain]).to_list() == texts * 2
+
+
+def test_one_row_in_so_many_is_compared_whatever_rows_have_in_common() -> None:
+    alike = [f"The same beginning, number {number} and the same end" for number in range(200_000)]
+    for values in (alike, [f"{number:08d}" for number in range(200_000)]):
+        assert 50 <= compared_rows(utf8(pa.array(values))).sum() <= 150
+    for length in range(8):  # nothing but their length distinguishes them: all or none
+        assert not compared_rows(utf8(pa.array(["x" * length] * 9))).any()
