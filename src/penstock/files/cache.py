@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 import xxhash
 
 from penstock.errors import ConfigError, StalledError
-from penstock.files.atomic import AtomicFile, write_atomic
+from penstock.files.atomic import AtomicFile
 from penstock.files.filesystems import require_local
 from penstock.files.listing import PathLike
 from penstock.files.locks import FileLock
@@ -193,7 +193,8 @@ class DiskCache:
             )
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / f"{_MARK}{key}~{xxhash.xxh3_128_hexdigest(data)}"
-        write_atomic(target, data)
+        with AtomicFile(target, durable=False) as file:  # after a loss of power its checksum is wrong
+            file.file.write(data)
         for other in self._files(key):
             if other != target:
                 _unlink(other)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import importlib.metadata
 import importlib.util
 import json
 import logging
@@ -26,6 +25,7 @@ from typing import Any
 import xxhash
 
 from penstock._forks import renewed
+from penstock._optional import package_version
 from penstock.errors import DataError
 from penstock.files.atomic import AtomicFile, open_own, remove_leftovers
 from penstock.files.cache import default_cache_directory
@@ -251,20 +251,13 @@ def code_file(module: str, binding: Any) -> Path:
     """File of the machine code of a module's kernels on this processor."""
     features = binding.get_host_cpu_features().flatten()
     host = f"{binding.get_process_triple()} {binding.get_host_cpu_name()} {features}"
-    versions = [_version(name) for name in ("llvmlite", "numba", "numpy")]
+    versions = [package_version(name) or "" for name in ("llvmlite", "numba", "numpy")]
     found = importlib.util.find_spec(module)
     assert found is not None
     assert found.origin is not None
     digest = source_digest((Path(__file__), *sorted(Path(found.origin).parent.glob("*.py"))), host, *versions)
     user = f"-{os.geteuid()}" if os.name != "nt" else ""
     return kernel_home() / f"code{user}" / f"{module}-{digest}.code"
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def kernel_home() -> Path:

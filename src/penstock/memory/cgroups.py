@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 PROC = Path("/proc")
@@ -31,9 +32,18 @@ def groups_v1(controller: str, proc: Path = PROC, cgroup: Path = CGROUP) -> list
 def lines(path: Path) -> list[str]:
     """Lines of a file; none if it cannot be read."""
     try:
-        return path.read_text(encoding="ascii", errors="replace").splitlines()
+        return content(path).decode("ascii", "replace").splitlines()
     except OSError:
         return []
+
+
+def content(path: Path) -> bytes:
+    """Content of a small file. A file object would give up the interpreter lock ten times, and wait for it again."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        return b"".join(iter(lambda: os.read(file, 1 << 16), b""))
+    finally:
+        os.close(file)
 
 
 def _ancestry(root: Path, path: str) -> list[Path]:

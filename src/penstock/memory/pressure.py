@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from penstock.memory.budget import MemoryBudget, format_bytes
-from penstock.memory.cgroups import CGROUP, PROC, groups_v1, groups_v2, lines
+from penstock.memory.cgroups import CGROUP, PROC, content, groups_v1, groups_v2, lines
 from penstock.memory.pool import BufferPool
 
 log = logging.getLogger(__name__)
@@ -397,7 +397,7 @@ def free_large_blocks_at_once() -> None:
 def resident_bytes() -> int:
     """Resident set size of this process."""
     try:
-        return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(content(_STATM).split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):
         import psutil
 

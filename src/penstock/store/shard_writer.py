@@ -21,6 +21,9 @@ from penstock.errors import SchemaError
 from penstock.memory.views import compact
 from penstock.store.manifest import ShardEntry
 
+_SMALL_BYTES = 1 << 16
+"""Parts of an Arrow file that are written together: each write from Arrow waits for the interpreter lock."""
+
 
 class ShardWriter:
     """Writes pieces to `path`, and to `path` plus `.index` one int32 for each row (how many tokens it has, if
@@ -35,7 +38,8 @@ class ShardWriter:
         self._tokens, self._mask = tokens, mask
         self._data = _HashedFile(path)
         self._index = _HashedFile(_index_of(path))
-        self._writer: Any = pa.ipc.new_file(pa.PythonFile(self._data, "w"), schema)
+        self._buffered = pa.BufferedOutputStream(pa.PythonFile(self._data, "w"), _SMALL_BYTES)
+        self._writer: Any = pa.ipc.new_file(self._buffered, schema)
         self._piece_rows: list[int] = []
         self.rows = 0
         self.size = 0
@@ -56,12 +60,14 @@ class ShardWriter:
 
     def sync(self) -> tuple[int, str]:
         """Make the pieces so far durable; returns their length in bytes and their hash."""
+        self._buffered.flush()
         self._data.sync()
         return self._data.length, self._data.digest.hexdigest()
 
     def finish(self) -> ShardEntry:
         """Complete and durable; the entry names the content, the files still have their own names."""
         self._writer.close()
+        self._buffered.flush()
         self._index.write(np.array(self._piece_rows, "<i4"))
         for file in (self._data, self._index):
             file.sync()
@@ -79,7 +85,7 @@ class ShardWriter:
     def abort(self) -> None:
         """Close without a footer; the files stay."""
         self._data.discarding = self._index.discarding = True
-        for part in (self._writer, self._data, self._index):
+        for part in (self._writer, self._buffered, self._data, self._index):
             with contextlib.suppress(OSError, pa.ArrowException):  # a full disk is full for the last bytes too
                 part.close()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -87,6 +87,33 @@ def model_place(document: str) -> ModelPlace | None:
     if rest | {"model": model} != orjson.loads(document):  # a "model" somewhere else
         return None
     return ModelPlace(start, stop, _options(model))
+
+
+def conflict_of(added: Sequence[Mapping[str, Any]], *, prefixed: bool) -> str | None:
+    """Property of added tokens that makes ids depend on the order in which a library looks for them; None without.
+
+    `tokenizers` first looks for those that are matched before normalisation, and for the others in what is left;
+    white space is stripped from what is left, too. A library that looks for all at once finds others where two of
+    them could share characters. `prefixed` is true if a space is added before a text.
+    """
+    texts = [token["content"] for token in added]
+    if any(text != text.rstrip() for text in texts) and any(token.get("lstrip") for token in added):
+        return "added tokens that strip white space on their left beside others that end with it"
+    strips = prefixed or any(token.get("rstrip") for token in added)
+    if any(text != text.lstrip() for text in texts) and strips:
+        return "added tokens that begin with white space where a space is added, or stripped by others"
+    before = [token["content"] for token in added if not token.get("normalized")]
+    after = [token["content"] for token in added if token.get("normalized")]
+    if before and after and (_share(before, after) or _share(after, before)):
+        return "added tokens that share characters, some matched before normalisation and some after it"
+    return None
+
+
+def _share(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """True if one of the texts is within one of the others, or ends as one of them begins."""
+    joined = "\0".join(others)
+    begins = {text[:stop] for text in others for stop in range(1, len(text) + 1)}
+    return any(text in joined or any(text[start:] in begins for start in range(len(text))) for text in texts)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

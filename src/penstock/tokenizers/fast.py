@@ -7,6 +7,7 @@ cache of gigatoken only grows, so a backend is dropped and loaded again when the
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import multiprocessing
@@ -198,11 +199,10 @@ class FastPath:
             backend = FastBackend(model, self._cache_bytes, self._reference.vocab_size)
         except BaseException as error:  # noqa: BLE001 - a model that it cannot load is for the reference
             self._refuse(f"it does not support this model: {_first_line(error)}")
-        compared = PastComparison(
-            "difficult texts", self._reference.fingerprint(), self._parse_special, model.traps, PROBES
-        )
+        probes = [*PROBES, *self._reference.probes()]  # and pairs, which `VERSION` of the comparison stands for
+        compared = PastComparison(self._reference.fingerprint(), self._parse_special, model.traps, probes)
         if not compared.is_known():
-            self._compare_probes(backend)
+            self._compare_probes(backend, text_array([*probes, *ascii_pairs()]))
             compared.keep()
         cache_bytes = self._cache_bytes  # not `self`: the tables are freed with this object, not by the collector
         characters = CharacterComparison(
@@ -216,8 +216,7 @@ class FastPath:
         self._backend = backend
         log.info("%s: tokenizing with gigatoken, checked against the reference", self._reference.name)
 
-    def _compare_probes(self, backend: FastBackend) -> None:
-        probes = text_array([*PROBES, *ascii_pairs(), *self._reference.probes()])
+    def _compare_probes(self, backend: FastBackend, probes: pa.Array) -> None:
         other = self._trapped(probes)
         if other is not None:
             probes = probes.filter(arrow_of(~other))
@@ -318,18 +317,11 @@ class FastBackend:
         return Ragged(ids, bounds - bounds[0])
 
     def _given(self, data: Utf8) -> Any:
-        """The rows in the cheaper form: an awkward array is a view, but takes half a millisecond to make."""
+        """The rows in the cheaper form: an awkward array is a view, but takes a tenth of a millisecond."""
         if len(data.offsets) <= FEW_ROWS and len(data.data) <= FEW_BYTES:
             whole = data.data.tobytes()
             return [whole[start:stop] for start, stop in itertools.pairwise(data.offsets.tolist())]
-        ak = self._awkward
-        return ak.Array(
-            ak.contents.ListOffsetArray(
-                ak.index.Index64(data.offsets.astype(np.int64, copy=False)),
-                ak.contents.NumpyArray(data.data, parameters={"__array__": "char"}),
-                parameters={"__array__": "string"},
-            )
-        )
+        return text_view(self._awkward, data)
 
     def _loaded(self) -> Any:
         backend = self._backend
@@ -349,6 +341,43 @@ class FastBackend:
         if now - self._resident > self.allowed and self._text_bytes > self._least_text:
             self._backend = None
             self._text_bytes, self._resident = 0, resident_bytes()
+
+
+def text_view(ak: Any, data: Utf8) -> Any:
+    """The rows as an awkward array of strings."""
+    made = ak.Array(
+        ak.contents.ListOffsetArray(
+            ak.index.Index64(data.offsets.astype(np.int64, copy=False)),
+            ak.contents.NumpyArray(data.data, parameters={"__array__": "char"}),
+            parameters={"__array__": "string"},
+        )
+    )
+    made.__class__ = _text_view_class(ak)
+    return made
+
+
+@functools.cache
+def _text_view_class(ak: Any) -> type:
+    class TextView(ak.Array):  # type: ignore[misc]
+        """Array of strings that gives its buffers itself.
+
+        gigatoken takes them by three functions of awkward, which make about two thousand calls of Python with the
+        interpreter lock held. An array may do the work of such a function by `__awkward_function__`.
+        """
+
+        def __awkward_function__(self, function: Any, arrays: Any, args: Any, kwargs: Any) -> Any:
+            if len(args) == 1 and not kwargs:
+                match function.__name__:
+                    case "without_parameters":
+                        return self
+                    case "flatten":
+                        return self.layout.content.data
+                    case "num":
+                        return np.diff(self.layout.offsets.data)
+            self.__class__ = ak.Array  # another version of gigatoken
+            return function(*args, **kwargs)
+
+    return TextView
 
 
 def _pieces(data: Utf8) -> Iterator[Utf8]:

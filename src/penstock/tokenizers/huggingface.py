@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import itertools
 import logging
 import threading
@@ -22,6 +21,7 @@ import orjson
 import xxhash
 
 from penstock._forks import renewed
+from penstock._optional import package_version
 from penstock.arrays.ragged import Ints
 from penstock.errors import ConfigError
 from penstock.files.cache import DiskCache, default_cache_directory
@@ -34,7 +34,7 @@ from penstock.tokenizers.base import (
     as_token_table,
     check_largest_id,
 )
-from penstock.tokenizers.documents import ModelPlace, TokenizerDocument, fingerprint_of, model_place
+from penstock.tokenizers.documents import ModelPlace, TokenizerDocument, conflict_of, fingerprint_of, model_place
 from penstock.tokenizers.verification import BYTE_PAIRS
 
 if TYPE_CHECKING:
@@ -182,10 +182,10 @@ class HuggingFaceReference:
         if self._model.get("type") not in ("BPE", None):
             return f"it does not support {self._model.get('type')} models"
 
-        config = self._config
-        if not parse_special:
-            config = config | {"added_tokens": [token for token in self._added if not token["special"]]}
-        document = orjson.dumps(config)
+        added = [token for token in self._added if parse_special or not token["special"]]
+        if conflict := conflict_of(added, prefixed=any(step.get("add_prefix_space") for step in self._splitting)):
+            return f"it does not support {conflict}"
+        document = orjson.dumps(self._config | {"added_tokens": added})
         return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
 
     def splitter(self) -> Reference:
@@ -205,7 +205,7 @@ class HuggingFaceReference:
         return HuggingFaceReference(orjson.dumps(document).decode(), self.name, facts=facts)
 
     def probes(self) -> list[str]:
-        texts = [token["content"] for token in self._added[:64]]
+        texts = [token["content"] for token in self._added]
         return [probe for text in texts for probe in (text, f"a{text}b", f" {text} {text}\n")]
 
     @property
@@ -389,7 +389,7 @@ def deferred(
 
     `named` are the special tokens that the configuration names.
     """
-    options = {"version": FACTS_VERSION, "named": dict(named), "tokenizers": importlib.metadata.version("tokenizers")}
+    options = {"version": FACTS_VERSION, "named": dict(named), "tokenizers": package_version("tokenizers")}
     digest = xxhash.xxh3_128(orjson.dumps(options, option=orjson.OPT_SORT_KEYS))
     digest.update(content)
     key = digest.hexdigest()

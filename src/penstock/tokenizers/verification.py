@@ -8,11 +8,11 @@ longer than the reference would need for the rows. Results are kept on disk for 
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.metadata
 import itertools
 import logging
+import platform
+import sys
 import threading
 import time
 import unicodedata
@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from penstock._forks import renewed
-from penstock.arrays.hashes import mix64
+from penstock._optional import package_version
 from penstock.arrays.ragged import Flags, Ints, Ragged
 from penstock.arrays.text import Utf8, arrow_of, flags, text_array, utf8
 from penstock.files.cache import DiskCache, default_cache_directory
@@ -257,7 +257,8 @@ class Characters:
                 if not self._tested[block]:
                     self._compare(block)
             self._tabulate()
-            if self._tested.sum() > self._kept * 5 // 4 or time.monotonic() - self._kept_at > KEEP_SECONDS:
+            known, late = int(self._tested.sum()), time.monotonic() - self._kept_at > KEEP_SECONDS
+            if known > self._kept and (late or known > self._kept * 5 // 4):
                 self._keep()
 
     def _rest_of_a_page(self) -> list[int]:
@@ -365,6 +366,8 @@ def _code_points(text: Bytes, at: Ints) -> npt.NDArray[np.int64]:
 
 ROWS_ONE_IN, LONG_ONE_IN, PLACES = 2048, 64, 4
 WHOLE_BYTES, STRETCH_BYTES = 1 << 20, 1 << 14
+MIXING = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xD6E8FEB86659FD93], np.uint64)
+ALL_WORDS = 1 << 64
 LIBRARIES = ("gigatoken", "tokenizers", "tiktoken", "sentencepiece")
 
 Encode: TypeAlias = Callable[[Utf8], Ragged]
@@ -379,16 +382,18 @@ def is_long(data: Utf8) -> Flags:
 def compared_rows(data: Utf8, one_in: int = ROWS_ONE_IN) -> Flags:
     """The rows to compare with the reference: a sample by length and a few bytes of each row."""
     lengths = np.diff(data.offsets).astype(np.int64)
-    words = mix64(lengths.astype(np.uint64))
+    words = (lengths.view(np.uint64) + np.uint64(1)) * MIXING[-1]
     usable = np.flatnonzero(lengths >= 8)
-    if len(usable):
-        parts = np.arange(PLACES)
-        room = lengths[usable, None] - 8
-        places = data.offsets[:-1].astype(np.int64)[usable, None] + room * parts // (PLACES - 1)
+    if len(usable):  # few calls: after each a thread waits for the interpreter lock
+        starts = data.offsets[:-1][usable].astype(np.int64)
+        places = starts[:, None] + (lengths[usable] - 8)[:, None] * np.arange(PLACES) // (PLACES - 1)
         there = np.ndarray(data.data.size - 7, "<u8", data.data, strides=(1,))[places]
-        words[usable] = mix64(words[usable] ^ np.bitwise_xor.reduce(mix64(there + parts.astype(np.uint64)), axis=1))
-    often = np.where(is_long(data), np.uint64(min(LONG_ONE_IN, one_in)), np.uint64(one_in))
-    chosen: Flags = words % often == 0
+        words[usable] += there @ MIXING
+    words = (words ^ words >> np.uint64(32)) * MIXING[0]
+    chosen: Flags = words < ALL_WORDS // one_in
+    long = is_long(data)
+    if long.any():
+        chosen |= long & (words < ALL_WORDS // min(LONG_ONE_IN, one_in))
     return chosen
 
 
@@ -492,12 +497,15 @@ class PastComparison:
 
 @functools.cache
 def _versions() -> list[str]:
-    """Names and versions of the libraries that are installed; reading them takes milliseconds each."""
-    found = []
-    for name in LIBRARIES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found.append(f"{name} {importlib.metadata.version(name)}")
-    return found
+    """Names and versions of the installed libraries, and what they run on.
+
+    A cache may be in a home directory that machines of several kinds share.
+    """
+    versions = ((name, package_version(name)) for name in LIBRARIES)
+    return [
+        f"{sys.platform} {platform.machine()}",
+        *(f"{name} {version}" for name, version in versions if version is not None),
+    ]
 
 
 def _ends_agree(reference: Reference, text: bytes, ids: Ints, parse_special: bool) -> bool:

@@ -31,6 +31,7 @@ from penstock.tokenizers import fast
 from penstock.tokenizers import verification as comparing
 from penstock.tokenizers.base import FastModel
 from penstock.tokenizers.fast import FastBackend
+from penstock.tokenizers.huggingface import HuggingFaceReference
 from penstock.tokenizers.load import LoadedTokenizer
 from penstock.tokenizers.sentencepiece import SentencePieceReference
 from penstock.tokenizers.verification import compared_rows
@@ -546,3 +547,100 @@ def test_the_probes_are_compared_once_and_a_difference_each_time(monkeypatch: py
     calls = spoil(monkeypatch, b"\xff")
     assert [refusal() for _ in range(2)] == [None, None]
     assert sum(rows >= len(fast.PROBES) for rows in calls) == 1
+
+
+def with_added(name: str, *added: dict[str, Any]) -> tokenizers.Tokenizer:
+    """One of the trained tokenizers with more added tokens."""
+    config = orjson.loads(HUGGING_FACE[name]().to_str())
+    first = HUGGING_FACE[name]().get_vocab_size(with_added_tokens=True)
+    off = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    config["added_tokens"] += [off | token | {"id": first + number} for number, token in enumerate(added)]
+    return tokenizers.Tokenizer.from_str(orjson.dumps(config).decode())
+
+
+@pytest.mark.parametrize(
+    ("name", "added", "text"),
+    [
+        ("gpt2", [{"content": "   ", "normalized": True}, {"content": "[MASK]", "lstrip": True}], "a   [MASK] b"),
+        ("gpt2", [{"content": " sp"}, {"content": "<x>", "rstrip": True}], "a<x> sp"),
+        ("llama3", [{"content": "ab|", "normalized": True}, {"content": "|cd"}], "x ab|cd y"),
+        ("gpt2 with a space before", [{"content": " sp"}, {"content": "   "}], "   sp"),
+    ],
+)
+def test_added_tokens_that_share_characters_are_those_of_the_reference(
+    name: str, added: list[dict[str, Any]], text: str
+) -> None:
+    theirs = with_added(name, *added)
+    tokenizer = load_tokenizer(theirs)
+    expected = theirs.encode(text, add_special_tokens=False).ids
+    rows = [["plain text"] * 99, ["plain text", text] * 9]  # not among the first rows, which are compared
+    for texts in rows:
+        made = tokenizer.encode(pa.array(texts), parse_special=True).to_pylist()
+    assert made[1::2] == [expected] * 9
+
+
+def test_added_tokens_that_share_no_characters_take_the_fast_path() -> None:
+    theirs = with_added("gpt2", {"content": "   ", "normalized": True}, {"content": "<|>"})
+    tokenizer = load_tokenizer(theirs)
+    assert isinstance(tokenizer, LoadedTokenizer)
+    texts = ["a   b", "<|>   <|>", " <|> "]
+    expected = [one.ids for one in theirs.encode_batch(texts, add_special_tokens=False)]
+    assert tokenizer.encode(pa.array(texts), parse_special=True).to_pylist() == expected
+    assert not tokenizer.slow_because(parse_special=True)
+
+
+def test_every_added_token_is_compared_before_the_first_row() -> None:
+    names = [f"<{number}>" for number in range(99)]
+    tokenizer = load_tokenizer(with_added("gpt2", *({"content": name} for name in names)))
+    assert isinstance(tokenizer, LoadedTokenizer)
+    assert set(names) <= set(tokenizer._reference.probes())
+
+
+def compared_probes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """One entry for each time difficult texts are compared from now on."""
+    calls: list[int] = []
+    compare = fast.FastPath._compare_probes
+
+    def counted(self: fast.FastPath, *given: Any) -> None:
+        calls.append(1)
+        compare(self, *given)
+
+    monkeypatch.setattr(fast.FastPath, "_compare_probes", counted)
+    return calls
+
+
+def test_difficult_texts_are_compared_again_where_anything_about_them_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = compared_probes(monkeypatch)
+    for _ in range(2):
+        fresh().fit_budget(1 << 30)
+    assert len(calls) == 1
+    probes = HuggingFaceReference.probes
+    monkeypatch.setattr(HuggingFaceReference, "probes", lambda self: [*probes(self), "one more"])
+    fresh().fit_budget(1 << 30)
+    assert len(calls) == 2
+    monkeypatch.setattr("platform.machine", lambda: "another")  # a home directory may be shared
+    comparing._versions.cache_clear()
+    fresh().fit_budget(1 << 30)
+    assert len(calls) == 3
+    comparing._versions.cache_clear()
+
+
+def test_a_view_of_texts_is_for_awkward_the_array_it_stands_for() -> None:
+    ak = pytest.importorskip("awkward")
+    texts = ["the water", "", "é🎉", "", "x"]
+    plain, made = ak.Array(texts), fast.text_view(ak, utf8(pa.array(["before", *texts])[1:]))
+    assert made.to_list() == texts
+    for given in (ak.without_parameters(made), made):
+        bare = ak.without_parameters(plain)
+        assert np.asarray(ak.flatten(given)).tolist() == ak.flatten(bare).to_list()
+        assert np.asarray(ak.num(given)).tolist() == ak.num(bare).to_list()
+    assert ak.str.upper(made).to_list() == [text.upper() for text in texts]
+    assert ak.concatenate([made, plain]).to_list() == texts * 2
+
+
+def test_one_row_in_so_many_is_compared_whatever_rows_have_in_common() -> None:
+    alike = [f"The same beginning, number {number} and the same end" for number in range(200_000)]
+    for values in (alike, [f"{number:08d}" for number in range(200_000)]):
+        assert 50 <= compared_rows(utf8(pa.array(values))).sum() <= 150
+    for length in range(8):  # nothing but their length distinguishes them: all or none
+        assert not compared_rows(utf8(pa.array(["x" * length] * 9))).any()

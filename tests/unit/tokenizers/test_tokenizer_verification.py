@@ -18,6 +18,7 @@ from tokenizers import normalizers
 from trained_tokenizers import HUGGING_FACE, QWEN2, encoding, sentencepiece_model
 
 from penstock.arrays.text import utf8
+from penstock.files.cache import DiskCache
 from penstock.tokenizers.load import LoadedTokenizer
 from penstock.tokenizers.verification import BLOCK, Characters, Contexts, ascii_pairs
 from penstock.transforms.tokenization import Tokenize, load_tokenizer
@@ -260,6 +261,23 @@ def test_what_was_proven_is_kept_for_the_next_time() -> None:
     assert second.asked == 0
     second.outside(["ж"])
     assert second.asked, "another block"
+
+
+def test_what_was_known_is_not_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    Compared("é", key="a-key").outside(["é è"])
+    writes: list[str] = []
+    put = DiskCache.put
+
+    def counted(self: DiskCache, key: str, data: bytes) -> None:
+        writes.append(key)
+        put(self, key, data)
+
+    monkeypatch.setattr(DiskCache, "put", counted)
+    second = Compared("é", key="a-key")
+    assert second.outside(["é è"]) == [0]
+    assert not writes
+    second.outside(["ж"])
+    assert writes == ["a-key"]
 
 
 def test_few_new_proofs_are_kept_too() -> None:
