@@ -11,7 +11,7 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,10 @@ import pyarrow as pa
 import xxhash
 
 from penstock.errors import ConfigError, DataError, SchemaError, StaleQueueError
-from penstock.files.atomic import naming, open_regular, sync_directory
-from penstock.fsqueue.layout import QueueFile
+from penstock.files.atomic import naming, open_regular
+from penstock.files.listing import PathLike
+from penstock.fsqueue.frame import ArrayPlace, Frame
+from penstock.fsqueue.layout import QueueFile, remove
 from penstock.fsqueue.queue import Queue, how_to_purge
 from penstock.types import Field, Schema, from_numpy, to_numpy
 
@@ -62,6 +64,22 @@ class BatchColumns:
         """Arrays of a batch that was read from `memory`: views of it where possible."""
         return {column.name: column.decode(batch.column(n), memory) for n, column in enumerate(self._columns)}
 
+    def places(self, batch: pa.RecordBatch, memory: npt.NDArray[np.uint8]) -> list[ArrayPlace] | None:
+        """Places of the arrays of a batch in `memory`; None unless each of them is a view of it."""
+        places = [column.place(batch.column(n), memory) for n, column in enumerate(self._columns)]
+        found = [place for place in places if place is not None]
+        return found if len(found) == len(places) == batch.num_columns else None
+
+    def copy(self, arrays: Mapping[str, npt.NDArray[Any]], into: Iterable[npt.NDArray[Any]]) -> None:
+        """Copy arrays to their places in a file."""
+        for column, place in zip(self._columns, into):
+            array = arrays[column.name]
+            if array.dtype != place.dtype:
+                array = column.as_stored(array)
+            if array.shape != place.shape:
+                raise SchemaError(f"column {column.name!r} has shape {array.shape}, expected {place.shape}")
+            np.copyto(place, array, casting="no")
+
 
 class _Column:
     def __init__(self, field: Field, arrow: pa.Field) -> None:
@@ -87,13 +105,24 @@ class _Column:
     def decode(self, column: pa.Array, memory: npt.NDArray[np.uint8]) -> npt.NDArray[Any]:
         if self.value is None or column.offset or column.null_count:
             return self._decode_with_arrow(column)
-        buffer = column.buffers()[-1]
-        offset, count = buffer.address - memory.ctypes.data, len(column) * self.size
-        size = count * self.dtype.itemsize if self.dtype is not None else 0
-        if not 0 <= offset <= len(memory) - size:
-            # It was compressed: the array is not in `memory`, and read-only.
-            return np.frombuffer(buffer, self.dtype, count).reshape(len(column), *self.shape).copy()
-        return memory[offset : offset + size].view(self.dtype).reshape(len(column), *self.shape)
+        place = self.place(column, memory)
+        if place is not None:
+            return place.of(memory)
+        # It was compressed: the array is not in `memory`, and read-only.
+        found = np.frombuffer(column.buffers()[-1], self.dtype, len(column) * self.size)
+        return found.reshape(len(column), *self.shape).copy()
+
+    def place(self, column: pa.Array, memory: npt.NDArray[np.uint8]) -> ArrayPlace | None:
+        """Place of the array in `memory`; None if it is not there as it is."""
+        if self.value is None or self.dtype is None or column.offset or column.null_count:
+            return None
+        offset = column.buffers()[-1].address - memory.ctypes.data
+        place = ArrayPlace(self.name, (len(column), *self.shape), self.dtype, offset)
+        return place if offset >= 0 and place.stop <= len(memory) else None
+
+    def as_stored(self, array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The array that a reader gets for this one."""
+        return self.decode(self.encode(array), np.empty(0, np.uint8))
 
     def _decode_with_arrow(self, column: pa.Array) -> npt.NDArray[Any]:
         try:
@@ -114,7 +143,7 @@ def _is_plain(value: pa.DataType) -> bool:
 COMPRESSIONS = (None, "zstd", "lz4")
 
 _KEY = b"penstock.queue"
-_PER_BATCH = 1024
+_KNOWN_FRAMES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,53 +155,87 @@ class EncodedBatch:
 
 
 class Encoder:
-    """Encoder of batch files; reuses its memory."""
+    """Encoder of batch files."""
 
     def __init__(self, *, fingerprint: str, split: str, compression: str | None = None) -> None:
         if compression not in COMPRESSIONS:
             raise ConfigError(f"compression must be one of {COMPRESSIONS}, got {compression!r}")
         self.fingerprint, self.split = fingerprint, split
         self.options = pa.ipc.IpcWriteOptions(compression=compression)
-        self._buffer: pa.Buffer | None = None
+        # A file whose arrays are filled in, if that can be done.
+        self._memory: npt.NDArray[np.uint8] | None = None
+        self._frame: Frame | None = None
+        self._views: list[list[npt.NDArray[Any]]] = []
 
-    def encode(self, batches: Iterable[pa.RecordBatch], number: int, *, same_size: int | None = None) -> EncodedBatch:
-        """Bytes of file `number`: a pure function of the batches, and so is the name.
-
-        Each batch is copied before the next is requested, so they may share memory. `same_size` is the number of
-        batches if none is larger than the first; the bytes are then valid until the next call.
-        """
+    def encode(self, batches: Iterable[pa.RecordBatch], number: int) -> EncodedBatch:
+        """Bytes of file `number`: a pure function of the batches, and so is the name."""
         rest = iter(batches)
         first = next(rest)
-        mark = {"fingerprint": self.fingerprint, "split": self.split, "number": number}
-        schema = first.schema.with_metadata({_KEY: orjson.dumps(mark)})
-        stream = pa.BufferOutputStream() if same_size is None else self._reused(first, schema, same_size)
+        schema = first.schema.with_metadata({_KEY: self._mark(number)})
+        stream = pa.BufferOutputStream()
         with pa.ipc.new_file(stream, schema, options=self.options) as writer:
             writer.write_batch(first)
             count = 1
             for batch in rest:
                 writer.write_batch(batch)
                 count += 1
-        data = stream.getvalue() if self._buffer is None or same_size is None else self._buffer.slice(0, stream.tell())
+        data = stream.getvalue()
         return EncodedBatch(data, QueueFile(number, count, xxhash.xxh3_64_hexdigest(data)))
 
-    def _reused(self, first: pa.RecordBatch, schema: pa.Schema, count: int) -> pa.FixedSizeBufferWriter:
-        # The footer repeats the schema and lists the offset of each batch.
-        need = count * (pa.ipc.get_record_batch_size(first) + _PER_BATCH) + 2 * schema.serialize().size + _PER_BATCH
-        if self._buffer is None or self._buffer.size < need:
-            self._buffer = pa.allocate_buffer(need)
-        return pa.FixedSizeBufferWriter(self._buffer)
+    def encode_arrays(
+        self, batches: Iterable[Mapping[str, npt.NDArray[Any]]], number: int, count: int, columns: BatchColumns
+    ) -> EncodedBatch:
+        """The same of `count` batches of arrays, in memory that is used again: valid until the next call.
+
+        Each batch is copied before the next is requested, so they may share memory. All have the same number of rows.
+        """
+        if not columns.same_size or self.options.compression is not None:
+            return self.encode((columns.to_batch(arrays) for arrays in batches), number)
+        rest, views = iter(batches), iter(self._views)
+        if self._frame is None or len(self._views) != count or self._frame.digits != len(str(number)):
+            first = columns.to_batch(next(rest))
+            self._prepare([first] * count, number, columns)
+            if self._frame is None:
+                return self.encode(chain([first], map(columns.to_batch, rest)), number)
+            views = iter(self._views[1:])
+        for arrays, places in zip(rest, views, strict=True):
+            columns.copy(arrays, places)
+        memory, frame = self._memory, self._frame
+        assert memory is not None
+        frame.write_number(memory, number)
+        return EncodedBatch(pa.py_buffer(memory), QueueFile(number, count, xxhash.xxh3_64_hexdigest(memory.data)))
+
+    def _prepare(self, batches: list[pa.RecordBatch], number: int, columns: BatchColumns) -> None:
+        """Encode a file, and keep it to fill in the arrays of others."""
+        self._memory = memory = np.frombuffer(self.encode(batches, number).data, np.uint8).copy()
+        self._frame = _frame_of(memory, pa.ipc.open_file(pa.py_buffer(memory)), columns)
+        self._views = [] if self._frame is None else [[p.of(memory) for p in batch] for batch in self._frame.batches]
+
+    def _mark(self, number: int) -> bytes:
+        return orjson.dumps({"fingerprint": self.fingerprint, "split": self.split, "number": number})
 
 
-def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
+def _frame_of(
+    memory: npt.NDArray[np.uint8], reader: pa.ipc.RecordBatchFileReader, columns: BatchColumns
+) -> Frame | None:
+    """Frame of the bytes of a file; None if it has other bytes that may change, such as lengths."""
+    mark: bytes = reader.schema.metadata[_KEY]
+    batches = [columns.places(reader.get_batch(index), memory) for index in range(reader.num_record_batches)]
+    found = [places for places in batches if places is not None]
+    number = orjson.loads(mark)["number"]
+    return Frame.of(memory.data, found, mark, number) if len(found) == len(batches) else None
+
+
+def write(path: PathLike, data: pa.Buffer, *, durable: bool, shown: PathLike) -> None:
     """Write a new file; a failure (a full disk) leaves none, and its error names `shown`."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
         handle = os.open(path, flags, 0o666)
     except FileExistsError:
-        path.unlink(missing_ok=True)  # never write through a link, or into what a failed call left
+        remove(path)  # never write through a link, or into what a failed call left
         handle = os.open(path, flags, 0o666)
     try:
-        with naming(str(shown)):
+        with naming(os.fspath(shown)):
             view = memoryview(data)
             while view:
                 view = view[os.write(handle, view) :]
@@ -180,48 +243,79 @@ def write(path: Path, data: pa.Buffer, *, durable: bool, shown: Path) -> None:
                 os.fsync(handle)
     except BaseException:
         os.close(handle)
-        path.unlink(missing_ok=True)
+        remove(path)
         raise
     os.close(handle)
-    if durable:
-        sync_directory(path.parent)
 
 
 class BatchFile:
     """Mapped and verified batch file; its arrays stay valid when the file is deleted."""
 
-    def __init__(self, data: mmap.mmap, reader: pa.ipc.RecordBatchFileReader) -> None:
-        self._memory = np.frombuffer(data, np.uint8)
-        self._reader = reader
+    def __init__(
+        self,
+        data: mmap.mmap,
+        reader: pa.ipc.RecordBatchFileReader | None,
+        frame: Frame | None = None,
+        frames: KnownFrames | None = None,
+    ) -> None:
+        self._data, self._reader, self._frame, self._frames = data, reader, frame, frames
 
     def record_batch(self, index: int) -> pa.RecordBatch:
+        if self._reader is None:
+            self._reader = pa.ipc.open_file(pa.py_buffer(self._data))
         return self._reader.get_batch(index)
 
     def arrays(self, index: int, columns: BatchColumns) -> Arrays:
         """Batch `index` as writable NumPy arrays: memory of the file, copied on write."""
-        return columns.to_arrays(self.record_batch(index), self._memory)
+        if self._frame is not None:
+            return {place.name: place.of(self._data) for place in self._frame.batches[index]}
+        memory = np.frombuffer(self._data, np.uint8)
+        batch = self.record_batch(index)
+        frames, self._frames = self._frames, None
+        if frames is not None and self._reader is not None:
+            self._frame = frames.note(self._data, _frame_of(memory, self._reader, columns))
+        return columns.to_arrays(batch, memory)
 
 
-def read(path: Path, file: QueueFile, queue: Queue, split: str) -> BatchFile:
+class KnownFrames:
+    """KnownFrames of the files that one reader has seen, all of one split."""
+
+    def __init__(self) -> None:
+        self._by_size: dict[int, Frame] = {}
+        self.usual = True  # False when a file has none: others of the split will have none either
+
+    def of(self, data: mmap.mmap, file: QueueFile) -> Frame | None:
+        """The frame of a file, if its bytes are those of a frame that was seen."""
+        frame = self._by_size.get(len(data))
+        fits = frame is not None and len(frame.batches) == file.batches >= file.start and frame.fits(data, file.number)
+        return frame if fits else None
+
+    def note(self, data: mmap.mmap, frame: Frame | None) -> Frame | None:
+        """Remember the frame of a file, and return it."""
+        self.usual = frame is not None
+        if len(self._by_size) >= _KNOWN_FRAMES or frame is None:
+            self._by_size.clear()
+        if frame is not None:
+            self._by_size[len(data)] = frame
+        return frame
+
+
+def read(path: PathLike, file: QueueFile, queue: Queue, split: str, frames: KnownFrames | None = None) -> BatchFile:
     """Open and verify a file: checksum, format, fingerprint of the queue, split and number.
 
-    Raises FileNotFoundError, DataError (damaged, or not a batch file) or StaleQueueError.
+    `frames` are those of this split that were seen before. Raises FileNotFoundError, DataError (damaged, or not a batch
+    file) or StaleQueueError.
     """
-    try:
-        with open(open_regular(path), "rb", buffering=0) as handle:
-            if os.fstat(handle.fileno()).st_size == 0:
-                raise DataError("the file is empty", file=str(path))
-            data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_COPY)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise DataError(f"cannot be opened ({error.strerror or error})", file=str(path)) from error
+    data = _map(path)
     if (found := xxhash.xxh3_64_hexdigest(data)) != file.checksum:
         raise DataError(
             f"the checksum of its {len(data)} bytes is {found}, its name has {file.checksum}: "
             "it was truncated or changed after it was published",
             file=str(path),
         )
+    frame = None if frames is None else frames.of(data, file)
+    if frame is not None:  # so it has passed all that follows
+        return BatchFile(data, None, frame)
     try:
         reader = pa.ipc.open_file(pa.py_buffer(data))
         mark = orjson.loads((reader.schema.metadata or {})[_KEY])
@@ -240,4 +334,20 @@ def read(path: Path, file: QueueFile, queue: Queue, split: str) -> BatchFile:
             f"{file.number} of {split!r} with {file.batches}",
             file=str(path),
         )
-    return BatchFile(data, reader)
+    return BatchFile(data, reader, frames=frames if frames is not None and frames.usual else None)
+
+
+def _map(path: PathLike) -> mmap.mmap:
+    """Memory of a file, copied on write; raises FileNotFoundError or DataError."""
+    try:
+        handle = open_regular(path)
+        try:
+            return mmap.mmap(handle, 0, access=mmap.ACCESS_COPY)
+        finally:
+            os.close(handle)
+    except FileNotFoundError:
+        raise
+    except ValueError:
+        raise DataError("the file is empty", file=str(path)) from None
+    except OSError as error:
+        raise DataError(f"cannot be opened ({error.strerror or error})", file=str(path)) from error

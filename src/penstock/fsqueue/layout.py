@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
+from penstock.files.listing import PathLike
+
 _FILE = re.compile(r"(\d{12,})-n(\d+)-s(\d+)-r(\d+)-([0-9a-f]{16})\.arrow(?:\.by-([\w-]+))?")
 _TEMPORARY = re.compile(r"\.[\w-]+~([\w-]+)\.tmp")
 _REJECTED = ".bad"
@@ -65,7 +67,7 @@ class QueueFile:
         return QueueFile(int(number), int(batches), checksum, int(start), int(returns), owner)
 
     def claimed(self, owner: str) -> QueueFile:
-        return replace(self, owner=owner)
+        return QueueFile(self.number, self.batches, self.checksum, self.start, self.returns, owner)
 
     def released(self, start: int) -> QueueFile:
         """Ready again, from batch `start` on."""
@@ -111,6 +113,10 @@ class SplitDirectory:
         for name in self.names():
             if found := _TEMPORARY.fullmatch(name):
                 yield name, found[1]
+
+    def where(self, file: QueueFile) -> str:
+        """Path of a file, for calls of the system."""
+        return f"{self.path}/{file.name}"
 
     def rejected(self) -> list[QueueFile]:
         """Unreadable files that were set aside."""
@@ -206,7 +212,16 @@ def list_cursors(directory: Path) -> list[RankCursor]:
 def rename(directory: Path, old: str, new: str) -> bool:
     """Rename within a directory; False if the old name is gone."""
     try:
-        os.rename(os.path.join(directory, old), os.path.join(directory, new))
+        os.rename(f"{directory}/{old}", f"{directory}/{new}")
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def remove(path: PathLike) -> bool:
+    """Remove a file; False if it is gone."""
+    try:
+        os.unlink(path)
     except FileNotFoundError:
         return False
     return True
@@ -305,7 +320,7 @@ class Lanes:
 
     def advanced(self, number: int) -> bool:
         """True if the lane of a number is at the next one, and free; False says nothing."""
-        return os.path.exists(os.path.join(self.path, Lane(number + self.count).name))
+        return os.path.exists(f"{self.path}/{Lane(number + self.count).name}")
 
     def take(self, lane: Lane, owner: str) -> bool:
         """Reserve the number of a lane; False if another member was faster."""
@@ -315,7 +330,7 @@ class Lanes:
     def holds(self, number: int, owner: str) -> bool:
         """True if a member holds the lane of a number. Any error but a missing name says nothing about that: raised."""
         try:
-            os.stat(os.path.join(self.path, Lane(number, owner).name))
+            os.stat(f"{self.path}/{Lane(number, owner).name}")
         except FileNotFoundError:
             return False
         return True

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import os
 import secrets
 import time
 from collections.abc import Callable
@@ -20,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import DataError
-from penstock.fsqueue.layout import Lanes, Member, QueueFile, SplitDirectory, list_members, temporary_name
+from penstock.fsqueue.layout import Lanes, Member, QueueFile, SplitDirectory, list_members, remove, temporary_name
 from penstock.fsqueue.queue import Queue
 
 logger = logging.getLogger(__name__)
@@ -203,11 +202,7 @@ class Acknowledger:
     def delete(self, file: QueueFile) -> bool:
         """Delete a file; False if it is gone or has another name."""
         self._advance_lane(file.number)
-        try:
-            os.unlink(self.directory.at(file))
-        except FileNotFoundError:
-            return False
-        return True
+        return remove(self.directory.where(file))
 
     def _advance_lane(self, number: int) -> None:
         """Advance the lane of a file whose provider died between publishing it and doing so."""

@@ -7,19 +7,26 @@ publisher.publish(number, batches)
 from __future__ import annotations
 
 import os
+import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 
 from penstock.errors import ConfigError
-from penstock.fsqueue.batch_file import Encoder, write
-from penstock.fsqueue.layout import Lane, QueueFile, list_cursors, rename, temporary_name
+from penstock.files.atomic import sync_directory
+from penstock.fsqueue.batch_file import Arrays, BatchColumns, EncodedBatch, Encoder, write
+from penstock.fsqueue.layout import Lane, QueueFile, list_cursors, remove, rename, temporary_name
 from penstock.fsqueue.leases import settle
 from penstock.fsqueue.members import QueueMember
 from penstock.fsqueue.queue import how_to_purge
 from penstock.memory.budget import parse_bytes
+
+_KNOWN_FILES, _KNOWN_SECONDS = 8, 0.05
+"""Files that one listing of the lanes serves, and for how long. A number that becomes free meanwhile waits for them."""
+_PART_OF_ROOM = 8
+"""Part of the room in the backlog that one listing may fill: eight providers can do so at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +82,9 @@ class Publisher:
         """Files produced in vain: our lease expired, and another provider produced them."""
         self._last_size = 0
         self._next_look = 0  # number of files, produced by all providers, at which to look at the backlog again
+        self._sizes: dict[int, int] = {}  # bytes of each ready file, by number
+        self._idle: deque[int] = deque()  # free numbers that may be taken without another listing
+        self._listed_at = 0.0
 
     @property
     def ended(self) -> bool:
@@ -110,6 +120,12 @@ class Publisher:
 
     def reserve(self) -> int | None:
         """Reserve the lowest free number; None if the backlog is full, or nothing is left to produce."""
+        if self._idle and time.monotonic() - self._listed_at < _KNOWN_SECONDS:
+            number = self._idle.popleft()
+            if self.lanes.take(Lane(number), self.member.id):
+                return number
+        self._idle.clear()
+        self._listed_at = time.monotonic()
         lanes = self._skip_consumed(self.lanes.all())
         end = None if self.max_batches is None else -(-self.max_batches // self.queue.description.batches_per_file)
         idle = [lane for lane in lanes if lane.owner is None]
@@ -119,29 +135,42 @@ class Publisher:
         producing = len(lanes) - len(idle)
         begun = sum([lane.number // self.lanes.count for lane in lanes]) + producing
         if begun >= self._next_look:
-            self._next_look = begun - producing + self._room()
-            if begun >= self._next_look and not self._is_needed(idle[0].number):
+            ready = self._ready()
+            self._next_look = begun - producing + self._room(ready)
+            if begun >= self._next_look and not self._is_needed(idle[0].number, ready):
                 return None
-        free = (lane for lane in idle if end is None or lane.number < end)
-        return next((lane.number for lane in free if self.lanes.take(lane, self.member.id)), None)
+        free = [lane.number for lane in idle if end is None or lane.number < end]
+        for place, number in enumerate(free, 1):
+            if self.lanes.take(Lane(number), self.member.id):
+                more = min((self._next_look - begun - 1) // _PART_OF_ROOM, _KNOWN_FILES - 1)
+                self._idle.extend(free[place : place + max(more, 0)])
+                return number
+        return None
 
-    def publish(self, number: int, batches: Iterable[pa.RecordBatch], *, same_size: int | None = None) -> bool:
-        """Write and publish the batches of a reserved number; False if another provider has produced it.
+    def publish(self, number: int, batches: Iterable[pa.RecordBatch]) -> bool:
+        """Write and publish the batches of a reserved number; False if another provider has produced it."""
+        return self._publish(self._encoder.encode(batches, number))
 
-        `same_size` is the number of batches if none is larger than the first, which saves memory and time.
-        """
-        encoded = self._encoder.encode(batches, number, same_size=same_size)
-        target = self.directory.at(encoded.file)
-        temporary = self.directory.path / temporary_name(f"{number:012d}", self.member.id)
-        write(temporary, encoded.data, durable=self.member.options.durable, shown=target)
+    def publish_arrays(self, number: int, batches: Iterable[Arrays], count: int, columns: BatchColumns) -> bool:
+        """The same with `count` batches of arrays, which have the same number of rows."""
+        return self._publish(self._encoder.encode_arrays(batches, number, count, columns))
+
+    def _publish(self, encoded: EncodedBatch) -> bool:
+        number, durable = encoded.file.number, self.member.options.durable
+        target = self.directory.where(encoded.file)
+        temporary = temporary_name(f"{number:012d}", self.member.id)
+        path = f"{self.directory.path}/{temporary}"
+        write(path, encoded.data, durable=durable, shown=target)
         # Our lease may have expired unnoticed. Whoever takes the lane over removes the temporary file next, then looks
         # for the target: either both of the following succeed, or nothing is published.
         ours = self.lanes.holds(number, self.member.id)
-        if not ours or not rename(self.directory.path, temporary.name, target.name):
-            temporary.unlink(missing_ok=True)
+        if not ours or not rename(self.directory.path, temporary, encoded.file.name):
+            remove(path)
             os.stat(self.directory.lanes)  # raises if the whole queue is gone
             self.late += 1
             return False
+        if durable:
+            sync_directory(self.directory.path)  # first: a lane that is past a file that is gone would lose its batches
         self.lanes.advance(number, self.member.id)
         self._last_size = encoded.data.size
         self.files += 1
@@ -159,13 +188,14 @@ class Publisher:
         held = any(lane.number == number and lane.owner is not None for lane in self.lanes.all())
         return held or self.lanes.passed(number)
 
-    def _room(self) -> int:
+    def _room(self, ready: list[QueueFile]) -> int:
         """Number of files that fit into the backlog."""
-        ready = self._ready()
         self.backlog = len(ready)
         room = self.limits.backlog_files - len(ready)
         if (most := self.limits.most_bytes) is not None:
-            used = sum(_size(self.directory.at(file)) for file in ready)
+            known = self._sizes  # no file changes its size
+            self._sizes = {f.number: known.get(f.number) or _size(self.directory.where(f)) for f in ready}
+            used = sum(self._sizes.values())
             each = self._last_size or used // max(len(ready), 1) or most
             fit = (most - used) // each
             room = min(room, fit if ready else max(fit, 1))  # an empty backlog admits one file of any size
@@ -185,13 +215,12 @@ class Publisher:
             self.lanes.skip(lane, floor)
         return self.lanes.all() if consumed else lanes
 
-    def _is_needed(self, number: int) -> bool:
+    def _is_needed(self, number: int, ready: list[QueueFile]) -> bool:
         """True if readers in strict order may wait for this file: it is produced even if the backlog is full.
 
         That holds if no ready file comes before it, and for every file of the next step of all ranks: ranks that are
         ahead wait for the others. A cursor may lag behind its rank by a step, or by a file.
         """
-        ready = self._ready()
         if not ready or number < ready[0].number:
             return True
         cursors = list_cursors(self.directory.cursors)
@@ -206,7 +235,7 @@ class Publisher:
         return [file for file in self.directory.files() if file.owner is None and file.number >= floor]
 
 
-def _size(path: Path) -> int:
+def _size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.errors import DataError, ResumeError, StaleQueueError
-from penstock.fsqueue.batch_file import BatchFile, read
+from penstock.fsqueue.batch_file import BatchFile, KnownFrames, read
 from penstock.fsqueue.layout import Lanes, QueueFile, SplitDirectory
 from penstock.fsqueue.members import Backoff, QueueMember
 from penstock.fsqueue.queue import Queue
@@ -69,6 +69,7 @@ class SplitFiles:
     queue: Queue = field(init=False)
     directory: SplitDirectory = field(init=False)
     lanes: Lanes = field(init=False)
+    _frames: KnownFrames = field(init=False, default_factory=KnownFrames)
 
     def __post_init__(self) -> None:
         self.queue = self.member.queue
@@ -81,7 +82,7 @@ class SplitFiles:
         Raises FileNotFoundError if it is gone.
         """
         try:
-            return read(self.directory.at(file), file, self.queue, self.name)
+            return read(self.directory.where(file), file, self.queue, self.name, self._frames)
         except (DataError, StaleQueueError) as error:
             if self.on_error == "raise":
                 if isinstance(error, StaleQueueError):

@@ -123,11 +123,19 @@ def reaper_of(path: Path, clock: Clock, lease_seconds: float = 10.0) -> LeaseRea
 class Maker:
     """A provider in pieces: it can stop, or die, between any two of them."""
 
-    def __init__(self, path: Path, *, max_batches: int | None = None, lease_seconds: float = 30.0, **limits: int):
+    def __init__(
+        self,
+        path: Path,
+        *,
+        max_batches: int | None = None,
+        lease_seconds: float = 30.0,
+        durable: bool = False,
+        **limits: int,
+    ):
         self.provider = provider(path)
         self.queue = Queue.create(path, self.provider.description())
         self.columns = BatchColumns(self.queue.description.schema)
-        self.member = QueueMember(self.queue, "p", {}, QueueOptions(lease_seconds=lease_seconds))
+        self.member = QueueMember(self.queue, "p", {}, QueueOptions(lease_seconds=lease_seconds, durable=durable))
         limited = Limits(**(limits or {"backlog_files": 1000}))
         self.publisher = Publisher(self.member, "train", limits=limited, max_batches=max_batches)
 
@@ -137,10 +145,9 @@ class Maker:
         return number
 
     def publish(self, number: int) -> bool:
-        return self.publisher.publish(
-            number,
-            (self.columns.to_batch(self.provider.make_batch("train", k)) for k in self.publisher.batches_in(number)),
-        )
+        numbers = self.publisher.batches_in(number)
+        batches = (self.provider.make_batch("train", k) for k in numbers)
+        return self.publisher.publish_arrays(number, batches, len(numbers), self.columns)
 
     def make(self) -> int:
         number = self.reserve()

@@ -4,18 +4,21 @@ import errno
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 import pytest
 from queues import LENGTH, PAIR, ROWS, Numbered, consumer, fill, given, ks, names, numbers, provider, take
 
-from penstock.errors import ConfigError, DataError, StaleQueueError
+from penstock.errors import ConfigError, DataError, SchemaError, StaleQueueError
 from penstock.fsqueue import DatasetConsumer, Queue
-from penstock.fsqueue.batch_file import Encoder, read, write
+from penstock.fsqueue.batch_file import BatchColumns, Encoder, KnownFrames, read, write
 from penstock.fsqueue.layout import QueueFile
+from penstock.fsqueue.queue import schema_of
 
 SHAPES: dict[str, tuple[dict[str, Any], Any]] = {
     "int8": ({"dtype": "int8", "shape": [2, 3]}, lambda rng: rng.integers(-9, 9, (ROWS, 2, 3), dtype=np.int8)),
@@ -252,13 +255,78 @@ def test_the_bytes_of_a_file_are_the_same_whoever_makes_it(tmp_path: Path) -> No
     assert Numbered.settings == {}
 
 
-def test_bytes_in_memory_that_is_used_again_are_the_same_bytes() -> None:
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("what", SHAPES)
+def test_bytes_of_filled_in_arrays_are_those_that_arrow_writes(what: str, compression: str | None) -> None:
+    entry, draw = SHAPES[what]
+    columns = BatchColumns(schema_of({"batch_schema": [{"name": "a", **entry}, {"name": "b", **entry}]}))
+    encoder = Encoder(fingerprint="f", split="train", compression=compression)
+    rng = np.random.default_rng(7)
+    for number, count in ((0, 3), (1, 3), (9, 1), (10, 1), (11, 1), (999999999999, 2), (1000000000000, 2), (5, 3)):
+        batches = [{"a": draw(rng), "b": draw(rng)} for _ in range(count)]
+        again = encoder.encode_arrays(iter(batches), number, count, columns)
+        fresh = Encoder(fingerprint="f", split="train", compression=compression)
+        wanted = fresh.encode([columns.to_batch(arrays) for arrays in batches], number)
+        assert (again.data.to_pybytes(), again.file) == (wanted.data.to_pybytes(), wanted.file)
+
+
+def test_arrays_that_hold_the_metadata_of_their_file_change_nothing() -> None:
+    columns = BatchColumns(schema_of({"batch_schema": [{"name": "x", "dtype": "uint8", "shape": [100]}]}))
     encoder = Encoder(fingerprint="f", split="train")
-    tables = [pa.record_batch({"x": np.arange(n, n + 100), "y": np.arange(100) % 7}) for n in range(3)]
-    for number, some in enumerate((tables, tables[:1], tables[::-1])):
-        again = encoder.encode(iter(some), number, same_size=len(some))
-        fresh = Encoder(fingerprint="f", split="train").encode(some, number)
-        assert (again.data.to_pybytes(), again.file) == (fresh.data.to_pybytes(), fresh.file)
+    for number in (7, 8):
+        text = orjson.dumps({"fingerprint": "f", "split": "train", "number": number})
+        x = np.frombuffer(text.ljust(100), np.uint8).reshape(1, 100)
+        again = encoder.encode_arrays([{"x": x}], number, 1, columns)
+        assert again.file == Encoder(fingerprint="f", split="train").encode([columns.to_batch({"x": x})], number).file
+
+
+def test_a_batch_of_another_number_of_rows_is_not_filled_in() -> None:
+    columns = BatchColumns(schema_of({"batch_schema": PAIR}))
+    encoder = Encoder(fingerprint="f", split="train")
+    whole = {name: np.ones((ROWS, LENGTH), np.int64) for name in "xy"}
+    one = {name: array[:1] for name, array in whole.items()}
+    with pytest.raises(SchemaError, match="'x' has shape"):
+        encoder.encode_arrays([whole, one], 0, 2, columns)
+
+
+@pytest.mark.parametrize("change", ["number", "split", "fingerprint", "batches"])
+def test_a_file_that_only_looks_like_the_one_before_is_found_out(change: str, tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 8)
+    queue, columns = Queue.open(path), BatchColumns(schema_of({"batch_schema": PAIR}))
+    frames, batches = KnownFrames(), [{name: np.zeros((ROWS, LENGTH), np.int64) for name in "xy"}] * 4
+    first = QueueFile.parse(names(path)[0])
+    assert first is not None
+    read(path / "train" / names(path)[0], first, queue, "train", frames).arrays(0, columns)
+    split = "eval!" if change == "split" else "train"
+    fingerprint = queue.fingerprint[::-1] if change == "fingerprint" else queue.fingerprint
+    made = Encoder(fingerprint=fingerprint, split=split).encode(map(columns.to_batch, batches), 5)
+    claimed = replace(made.file, number=6 if change == "number" else 5, batches=5 if change == "batches" else 4)
+    (path / "train" / claimed.name).write_bytes(made.data)
+    with pytest.raises(StaleQueueError if change == "fingerprint" else DataError, match=r"was made with|was renamed"):
+        read(path / "train" / claimed.name, claimed, queue, "train", frames)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("what", SHAPES)
+def test_a_known_frame_gives_the_arrays_that_arrow_gives(what: str, compression: str | None, tmp_path: Path) -> None:
+    entry, draw = SHAPES[what]
+    schema = [{"name": "field", "role": "input", **entry}]
+    source = given(tmp_path / "q", lambda k, rng: {"field": draw(rng)}, schema, compression=compression)
+    source.run(max_batches=14)
+    queue, columns, frames = (
+        Queue.open(tmp_path / "q"),
+        BatchColumns(schema_of({"batch_schema": schema})),
+        KnownFrames(),
+    )
+    for name in names(tmp_path / "q"):
+        file, path = QueueFile.parse(name), tmp_path / "q" / "train" / name
+        assert file is not None
+        known, slow = read(path, file, queue, "train", frames), read(path, file, queue, "train")
+        for index in range(file.batches):
+            left, right = known.arrays(index, columns)["field"], slow.arrays(index, columns)["field"]
+            assert (left.dtype, left.shape, left.tobytes()) == (right.dtype, right.shape, right.tobytes())
+            assert left.flags.writeable
+            assert known.record_batch(index).serialize() == slow.record_batch(index).serialize()
 
 
 @pytest.mark.parametrize("left", ["nothing", "file", "link"])

@@ -149,7 +149,8 @@ def test_a_number_that_was_not_published_is_made_anew(tmp_path: Path) -> None:
     other.make()
     buried(dead)
     assert names(path) == [name for name in names(path) if name.startswith("000000000001-")], "nothing half made stays"
-    assert other.make() == 0
+    made = [other.make() for _ in range(8)]  # one listing serves eight files
+    assert sorted(made) == [0, *range(2, 9)]
 
 
 def test_one_that_was_taken_for_dead_publishes_nothing(tmp_path: Path) -> None:
@@ -265,3 +266,38 @@ def test_an_end_below_what_was_made_is_refused(tmp_path: Path) -> None:
         provider(path).run(max_batches=8)
     assert provider(path, backlog_files=1000).run(max_batches=40).batches == {"train": 0}
     assert provider(path, backlog_files=1000).run(max_batches=44).batches == {"train": 4}
+
+
+def test_a_number_that_another_provider_has_taken_since_the_listing_is_not_made_twice(tmp_path: Path) -> None:
+    first, second = Maker(tmp_path / "q"), Maker(tmp_path / "q")
+    assert [first.make(), second.make(), second.make()] == [0, 1, 2]
+    assert [maker.make() for maker in (first, second, first, second)] == [3, 4, 5, 6]
+    assert numbers(tmp_path / "q") == list(range(7))
+
+
+def test_eight_providers_that_listed_at_once_do_not_exceed_the_limit(tmp_path: Path) -> None:
+    makers = [Maker(tmp_path / "q", backlog_files=40) for _ in range(8)]
+    first = [maker.reserve() for maker in makers]  # each of them knows more numbers now
+    for maker, number in zip(makers, first):
+        maker.publish(number)
+    for maker in makers:
+        while (number := maker.publisher.reserve()) is not None:
+            maker.publish(number)
+    assert numbers(tmp_path / "q") == list(range(40))
+
+
+def test_a_durable_file_is_on_disk_under_its_name_before_its_lane_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    maker = Maker(tmp_path / "q", durable=True)
+    advance = maker.publisher.lanes.advance
+
+    def advancing(number: int, owner: str | None) -> bool:
+        events.append("lane")
+        return advance(number, owner)
+
+    monkeypatch.setattr("os.fsync", lambda handle: events.append(f"sync of {len(numbers(tmp_path / 'q'))} files"))
+    monkeypatch.setattr(maker.publisher.lanes, "advance", advancing)
+    maker.make()
+    assert events == ["sync of 0 files", "sync of 1 files", "lane"]
