@@ -155,16 +155,7 @@ class TrainingBatch(BatchView, _BatchFacts):
     @classmethod
     def of_compact(cls, compact: CompactBatch, metadata: dict[str, Any], backend: Backend, tokens: int) -> Self:
         """Batch whose fields are made when they are first read, with `tokens` that are not padding."""
-        batch = cls.__new__(cls)  # as _of_deferred
-        batch.__dict__ = {
-            "metadata": metadata,
-            "_others": {},
-            "_hidden": set(),
-            "_num_tokens": tokens,
-            "_packed": compact.layout.joined,
-            "_deferred": HostFields(compact, backend),
-        }
-        return batch
+        return cls._of_deferred(HostFields(compact, backend), metadata, tokens, packed=compact.layout.joined)
 
     @classmethod
     def _of_deferred(cls, made: DeferredFields, metadata: dict[str, Any], tokens: int | None, *, packed: bool) -> Self:
@@ -438,8 +429,7 @@ class _LazyField:
     def __get__(self, batch: TrainingBatch | None, kind: type) -> Any:
         if batch is None:
             return self
-        name, mine = self._name, batch.__dict__
-        deferred = mine.get("_deferred")
+        name, mine, deferred = self._name, vars(batch), batch._deferred
         if deferred is None:  # made by another thread meanwhile, or deleted
             return mine.get(name)
         return mine.setdefault(name, deferred.make(name) if name in deferred.names else None)
