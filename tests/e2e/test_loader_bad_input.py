@@ -201,6 +201,24 @@ def test_a_shard_that_is_rewritten_under_a_running_loader_is_noticed(
         list(running)
 
 
+@pytest.mark.parametrize(("fresh_seconds", "more"), [(0.0, 0), (1e9, 3)], ids=["in the block", "in the next block"])
+def test_a_shard_that_is_rewritten_between_two_batches_of_a_block_is_noticed(
+    store: Path, fresh_seconds: float, more: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(indexed, "_FILE_CHECK_SECONDS", 0.0)
+    monkeypatch.setattr(indexed, "_BYTES_AT_ONCE", 1)  # batches are copied one by one
+    monkeypatch.setattr(indexed, "_FRESH_SECONDS", fresh_seconds)
+    running = iter(make(store))
+    for _ in range(4):  # blocks of 1, 2, and the first of 4
+        next(running)
+    for shard in shards(store):
+        os.utime(shard, (1, 1))
+    for _ in range(more):
+        next(running)
+    with pytest.raises(DataError, match=r"\.arrow"):
+        next(running)
+
+
 @pytest.mark.parametrize("suffix", [".arrow", ".index"])
 @pytest.mark.parametrize("use", [list, lambda running: next(running)], ids=["all", "next"])
 def test_a_shard_that_is_truncated_under_a_running_loader_is_noticed_before_it_is_touched(

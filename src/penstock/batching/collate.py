@@ -6,10 +6,10 @@ grid, so that they cannot disagree.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -104,10 +104,15 @@ class BatchLayout:
                     f"unknown batch field {name!r}{did_you_mean(name, FIELDS)}; fields are {list(FIELDS)}"
                 )
 
-    @property
+    @cached_property
     def joined(self) -> bool:
         """True if a row may hold several documents."""
         return self.packed or self.padding_free
+
+    @cached_property
+    def wide(self) -> np.dtype[Any]:
+        """Type of ids, labels and positions."""
+        return np.dtype(self.integer)
 
     @cached_property
     def present(self) -> frozenset[str]:
@@ -343,16 +348,18 @@ class CompactBatch:
 
     def split(self, count: int) -> Iterator[CompactBatch]:
         """`count` batches of equally many rows that were collated as one."""
-        rows = len(self.ids) // count
-        for number, grid in enumerate(self.grid.split(count)):
-            part = slice(number * rows, (number + 1) * rows)
-            mask = None if self.supervised is None else self.supervised[part]
-            batch = CompactBatch(self.ids[part], mask, grid, self.layout)
-            batch._part_of, batch.first_row = self, number * rows
+        ids, masks, layout = self.ids, self.supervised, self.layout
+        shape = (count, len(ids) // count, *ids.shape[1:])
+        each: Iterable[Any] = repeat(None, count) if masks is None else masks.reshape(shape)
+        first = 0
+        for part, mask, grid in zip(ids.reshape(shape), each, self.grid.split(count)):
+            batch = CompactBatch(part, mask, grid, layout)
+            batch._part_of, batch.first_row = self, first
+            first += shape[1]
             yield batch
 
     def _input_ids(self) -> npt.NDArray[Any]:
-        integer = np.dtype(self.layout.integer)
+        integer = self.layout.wide
         if integer.itemsize == 8:  # as Grid.empty
             return self.ids.astype(integer, "C")
         wide = self.grid.empty(integer)

@@ -32,7 +32,8 @@ class DeviceTransfer:
         self._context = context
 
     @property
-    def _idle(self) -> bool:
+    def idle(self) -> bool:
+        """True if batches stay as they are."""
         return self._device is None and not self._pinned and self._context is None
 
     def send(self, batch: Batch) -> Batch:
@@ -53,7 +54,7 @@ class DeviceTransfer:
 
     def send_several(self, batches: list[Batch]) -> list[Batch]:
         """Batches on the device; those of one shape cross as one."""
-        if self._idle:
+        if self.idle:
             return batches
         if self._device is not None and self._context is None and len(batches) > 1:
             compact = [batch.compact for batch in batches]

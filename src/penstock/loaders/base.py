@@ -489,6 +489,7 @@ class DataLoader:
             counters.request()
             # Here, in the thread that uses the batches.
             transfer = receiver or DeviceTransfer(self.options, self._context)
+            receive = transfer.receive if receiver is None and not transfer.idle else None
             made = _several(self._engine.batches(self._position), self._engine, transfer)
             prefetcher = _Prefetcher(made if profile is None else profile.timed(made), self.options, self._engine)
             self._prefetcher, epoch = prefetcher, self.epoch
@@ -497,9 +498,9 @@ class DataLoader:
             try:
                 for batch, following in prefetcher:
                     count += 1
-                    if receiver is None:
-                        transfer.receive(batch)
-                    elif self._loops != loop:
+                    if receive is not None:
+                        receive(batch)
+                    elif receiver is not None and self._loops != loop:
                         return  # nobody waits for it: it is the next one again
                     mine["_position"], epoch = following, batch.metadata["epoch"]
                     if self._profile is not None:
@@ -516,7 +517,7 @@ class DataLoader:
                             "this loop is over: the loader was closed, or another loop over it began; use one loader "
                             "for each loop"
                         )
-                    if (self._moves, self._edits) != (moves, edits):
+                    if self._moves != moves or self._edits != edits:
                         break
                 else:
                     log.debug("%r: epoch %d ends, %d batches in %.3f s", self, epoch, count, time.monotonic() - began)
@@ -654,6 +655,9 @@ def _several(
     waiting: deque[Made] = deque()
     over = False
     try:
+        if supplying is None and transfer.idle:
+            yield from made
+            return
         if supplying is None:
             yield from ((transfer.send(batch), following) for batch, following in made)
             return

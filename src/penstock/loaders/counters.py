@@ -80,24 +80,25 @@ class LoaderCounters:
 
     def _add(self, batch: TrainingBatch, now: float) -> None:
         facts = batch.metadata
+        get = facts.get
         if "step" in facts:
-            self.last = facts["step"], facts.get("epoch", 0)
+            self.last = facts["step"], get("epoch", 0)
         rows, columns = _shape(batch)
-        tokens = batch._num_tokens
-        self._places += rows * columns
-        self._tokens += rows * columns if tokens is None else tokens
-        samples = facts.get("sample")
+        places, tokens = rows * columns, batch._num_tokens
+        self._places += places
+        self._tokens += places if tokens is None else tokens
+        samples = get("sample")
         self._samples += rows if samples is None else int(samples[-1]) + 1 if len(samples) else 0
-        cut = facts.get("truncated_tokens")
+        cut = get("truncated_tokens")
         if type(cut) is int:  # rollouts have one for each row, maybe on a device
             self._truncated += cut
-        names = facts.get("sources")
+        names = get("sources")
         if names is not None and (len(names) > 1 or self._truncates):
             self._names = names
             self._uncounted.append((facts.get("source"), samples, facts.get("row") if self._truncates else None))
             if len(self._uncounted) >= _UNCOUNTED:
                 self._count()
-        elif (name := facts.get("loader")) is not None:
+        elif (name := get("loader")) is not None:
             self._by_source[name] += 1  # weights of such a mixture count batches
         if self.spans is not None:
             self.spans.add("batch", f"step {facts.get('step')}", now - self._requested, tokens=tokens or 0, rows=rows)
@@ -184,12 +185,13 @@ def _firsts(source: npt.NDArray[Any], samples: npt.NDArray[Any] | None) -> npt.N
 
 def _shape(batch: TrainingBatch) -> tuple[int, int]:
     """Rows and columns of a batch, without making its fields."""
-    made = vars(batch).get("input_ids")
+    mine = batch.__dict__
+    made = mine.get("input_ids")
     if made is not None:
         shape = made.shape
         return (int(shape[0]), int(shape[1])) if len(shape) == 2 else (int(shape[0]), 0)
-    deferred = batch._deferred
-    compact = getattr(deferred, "compact", None)
+    compact = getattr(mine.get("_deferred"), "compact", None)
     if compact is None:
-        compact = getattr(deferred, "_compact", None)  # of a device
-    return (0, 0) if compact is None else (compact.grid.rows, compact.grid.tokens)
+        return 0, 0
+    grid = compact.grid
+    return grid.rows, grid.tokens

@@ -40,6 +40,8 @@ from penstock.store.row_ranges import RowRanges, RowTicket
 log = logging.getLogger(__name__)
 
 _STEPS_AT_ONCE = 64
+_QUICK_STEPS, _QUICK_SAMPLES = 128, 8192
+"""The same where nothing has to be fetched, and the most samples of that many steps."""
 _BLOCKS_AT_ONCE = 4
 """Blocks of steps that are planned ahead for each one that is delivered."""
 _TOKENS_AT_ONCE = 1 << 21
@@ -51,6 +53,9 @@ _SHARE_AT_ONCE = 8
 """The same as a share of the budget, if there is one: an eighth."""
 _FILE_CHECK_SECONDS = 1.0
 """Least time between two checks that all files are unchanged."""
+_FRESH_SECONDS = 0.001
+"""Time after a check in which more batches of the same block are copied without another: a loop without a trainer would
+spend a twentieth of its time on checks. Every block is checked before it is planned."""
 _FILE_CHECKS = 16
 """Shards of each source that are looked at before tokens are copied."""
 _TABLE_CHECKS = 64
@@ -111,6 +116,8 @@ class PlanEngine:
         if any(table.in_bucket for table in self._tables):
             self._ahead = LookAhead(self._tables, self.plan, options.verify)
         self._checked, self._check_seconds = time.monotonic(), 0.0
+        self._looked = 0.0
+        """Time of the last check, also of a few files."""
         self._next_table = 0
         """Table to begin with when some of many are checked."""
         self.at_hand = 0
@@ -203,7 +210,9 @@ class PlanEngine:
         """
         following: Position | None = self.plan.next_delivered(position)
         assert following is not None
-        epoch, wanted = following.epoch, 1
+        epoch, wanted, most = following.epoch, 1, _STEPS_AT_ONCE
+        if self._ahead is None:
+            most = max(most, min(_QUICK_STEPS, _QUICK_SAMPLES // self.plan.global_batch))
         planned: deque[_Block] = deque()
         while planned or (following is not None and following.epoch == epoch):
             if not planned:
@@ -215,7 +224,7 @@ class PlanEngine:
                 self._ahead.begin(block.position)
             shares = list(self._placed(block.shares))
             # Only now: the first batch waits for what it needs, and for nothing else.
-            wanted = min(wanted * 2, _STEPS_AT_ONCE)
+            wanted = min(wanted * 2, most)
             if self._ahead is not None:
                 following, wanted = self._plan_ahead(planned, following, epoch, wanted)
             yield from zip(self._built(shares), block.positions)
@@ -321,7 +330,7 @@ class PlanEngine:
             parts = _numbered([share.samples for share in shares], shares[0].first)
             tokens_in_row = width(shares[0].step.samples, self._layout)
         for start in range(0, len(shares), at_once):
-            self._check_files()
+            self._check_files(_FRESH_SECONDS)
             group = shares[start : start + at_once]
             self.at_hand = len(group) - 1
             if len(group) == 1 or parts is None:
@@ -331,13 +340,14 @@ class PlanEngine:
             sources = np.concatenate([share.sources for share in group]) if several else first.sources
             numbered = parts.slice(start * rows, (start + len(group)) * rows)
             whole = collate_compact(numbered, sources, first.tables, self._layout, tokens_in_row, memory)
+            size = whole.ids.size // len(group) if whole.grid.full else None
             for share, part in zip(group, whole.split(len(group))):
-                yield self._finish(share, part, part.ids.size if part.grid.full else share.samples.tokens)
+                yield self._finish(share, part, share.samples.tokens if size is None else size)
                 self.at_hand -= 1
 
     def _batches_at_once(self, shares: list[Share]) -> int:
         layout, rows = self._layout, len(shares[0].samples) if shares else 0
-        if not rows or layout.padding_free or layout.split or any(len(share.samples) != rows for share in shares):
+        if not rows or layout.padding_free or layout.split or len({share.samples.offsets.size for share in shares}) > 1:
             return 1
         tokens = width(shares[0].step.samples, layout)
         if layout.length is None and len(shares) > 1:
@@ -361,7 +371,7 @@ class PlanEngine:
 
     def _finish(self, share: Share, compact: CompactBatch, tokens: int) -> TrainingBatch:
         """Batch of a share; its fields are made when they are read."""
-        if "num_items_in_batch" in self._layout.fields and self.rank.world_size > 1:
+        if self.rank.world_size > 1 and "num_items_in_batch" in self._layout.fields:
             compact.items = supervised_tokens(share.step.samples, share.step.sources, self._tables)
         backend = get_backend(self.options.backend)
         return TrainingBatch.of_compact(compact, self._metadata(share), backend, tokens)
@@ -417,13 +427,16 @@ class PlanEngine:
             if source.inputs.owned:
                 source.inputs.table.close()
 
-    def _check_files(self) -> None:
-        """Check that no shard was changed or removed, which mapped memory does not show.
+    def _check_files(self, fresh_seconds: float = 0.0) -> None:
+        """Check that no shard was changed or removed, which mapped memory does not show; not if that was just done.
 
         Of many shards or tables a few are looked at, and all of them once a second, or as often as that takes no more
         than a fiftieth of the time.
         """
         now = time.monotonic()
+        if now - self._looked < fresh_seconds:
+            return
+        self._looked = now
         if now - self._checked >= max(_FILE_CHECK_SECONDS, 50 * self._check_seconds):
             for table in self._tables:
                 table.check_unchanged(None)

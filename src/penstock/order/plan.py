@@ -142,9 +142,14 @@ class Plan:
         steps, size = self._steps, self.global_batch
         if isinstance(steps, SingleSourceSteps) and not self.edits and self._unlimited and most > 1:
             names, epoch = self.names, position.epoch
+            block = steps.read_block(position, most)
+            if block and block[0][0].single:
+                sources = list(np.zeros((len(block), size), np.int64))
+            else:
+                sources = [np.zeros(len(samples.rows), np.int64) for samples, _ in block]
             found = [
-                (Step(after.step - 1, epoch, samples, np.zeros(len(samples.rows), np.int64), names, size), after)
-                for samples, after in steps.read_block(position, most)
+                (Step(after.step - 1, epoch, samples, source, names, size), after)
+                for (samples, after), source in zip(block, sources)
             ]
             if found:
                 # An epoch can end only after the last of them.

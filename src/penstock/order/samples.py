@@ -74,11 +74,9 @@ class Samples:
         """The first `count` times `size` samples, as views of `size` each, which know the numbers of their parts."""
         firsts = range(0, count * size, size)
         if self.single:
-            offsets, rows, starts, lengths = self.offsets[: size + 1], self.rows, self.starts, self.lengths
-            return [
-                Samples(offsets, rows[low : low + size], starts[low : low + size], lengths[low : low + size], True)
-                for low in firsts
-            ]
+            offsets, shape, end = self.offsets[: size + 1], (count, size), count * size
+            parts = (part[:end].reshape(shape) for part in (self.rows, self.starts, self.lengths))
+            return [Samples(offsets, rows, starts, lengths, True) for rows, starts, lengths in zip(*parts)]
         offsets = self.offsets[: count * size + 1]
         numbers, ends = np.repeat(np.arange(count * size) % size, np.diff(offsets)), (offsets - offsets[0]).tolist()
         found = [self.slice(low, low + size) for low in firsts]

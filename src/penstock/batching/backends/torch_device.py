@@ -12,6 +12,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -37,7 +38,10 @@ class StreamCopy:
     def __init__(self, torch: Any, module: Any, device: Any, tensors: Sequence[Any]) -> None:
         self._module, self._tensors = module, tuple(tensors)
         self._device = device.index  # quicker to look up than a device
-        self._raw = _raw_stream(torch, module, device)
+        raw = _raw_stream(torch, module, device)
+        self._key = partial(module.current_stream if raw is None else raw, self._device)
+        """Key of the current stream of the calling thread."""
+        self._capturing = getattr(module, "is_current_stream_capturing", None)
         own = module.current_stream(self._device)
         self._event = own.record_event()
         self._ready = {self._key(): own}
@@ -69,12 +73,7 @@ class StreamCopy:
 
     def capturing(self) -> bool:
         """True while the current stream records a graph instead of working."""
-        found = getattr(self._module, "is_current_stream_capturing", None)
-        return bool(found is not None and found())
-
-    def _key(self) -> Any:
-        """Key of the current stream of the calling thread."""
-        return self._module.current_stream(self._device) if self._raw is None else self._raw(self._device)
+        return self._capturing is not None and bool(self._capturing())
 
 
 def _raw_stream(torch: Any, module: Any, device: Any) -> Callable[[int], int] | None:
@@ -194,21 +193,21 @@ class TorchDeviceFields:
     collated as one cross as one, and their fields are made as one.
     """
 
-    __slots__ = ("_compact", "_home", "_sent", "backend", "names")
+    __slots__ = ("_home", "_sent", "backend", "compact", "names")
 
     def __init__(self, backend: Backend, compact: CompactBatch, sent: DeviceBatchGroup) -> None:
         self.backend, self.names = backend, compact.layout.present
-        self._compact, self._sent = compact, sent
+        self.compact, self._sent = compact, sent
         self._home: Any = None
         """Stream that received the batch: fields are made on it, whichever stream reads them first."""
 
     @property
     def nbytes(self) -> int:
-        return self._compact.nbytes
+        return self.compact.nbytes
 
     def make(self, name: str) -> Array | int:
         if name in ("max_seqlen", "num_items_in_batch"):
-            return int(self._compact.make(name))
+            return int(self.compact.make(name))
         copy = self._sent.copy
         key = copy.wait()
         if self._home is None or key == self._home:
@@ -224,7 +223,7 @@ class TorchDeviceFields:
         self._home = self._sent.copy.wait()
 
     def _made(self, name: str, key: Any) -> Array:
-        compact, sent = self._compact, self._sent
+        compact, sent = self.compact, self._sent
         first, grid = compact.first_row, compact.grid
         if name != "cu_seqlens":
             return sent.field(name, key, first, grid.rows)
