@@ -293,6 +293,9 @@ class Workers:
                 reservation.release()
             else:
                 yield part
+            if self.buffers.cancelled:  # the transforms may belong to another run already
+                parcel.reservation.release()
+                return
         self._run_in_order(parcel)
         self._counted.take(parcel, unordered)
         if not parcel.is_part:

@@ -22,6 +22,7 @@ from penstock.errors import StageError
 from penstock.files.ranges import row_groups
 from penstock.memory import MemoryBudget
 from penstock.pipeline import Pipeline, PipelineConfig, workers
+from penstock.pipeline.buffers import Buffers
 from penstock.pipeline.checkpoint import Checkpoint
 from penstock.pipeline.stages import Block, Decoded
 from penstock.sinks import JsonlSink, MemorySink
@@ -269,6 +270,36 @@ def test_a_stop_gives_back_the_memory_of_pieces_that_wait(tmp_path: Path) -> Non
     for _ in pipeline:
         break
     pipeline.stop()
+    assert budget.used == 0
+
+
+def test_a_stop_ends_the_pieces_that_go_through_a_stage_in_order(tmp_path: Path) -> None:
+    second, stopped = threading.Event(), threading.Event()
+    cancel = Buffers.cancel
+
+    class Slow(Refusal):
+        calls = 0
+
+        def transform(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+            self.calls += 1
+            if self.calls == 2:
+                second.set()
+                stopped.wait(60)
+            return batch
+
+    def cancelled(self: Buffers) -> None:
+        cancel(self)
+        stopped.set()
+
+    slow, budget = Slow(), MemoryBudget("1 GiB")
+    path = write(tmp_path / "a.parquet", [9 * PIECE])
+    pipeline = Pipeline(ParquetSource(path), [slow], config=PipelineConfig(workers=1), budget=budget)
+    for _ in pipeline:
+        break
+    assert second.wait(60)
+    with patch.object(Buffers, "cancel", cancelled):
+        pipeline.stop()
+    assert slow.calls == 2
     assert budget.used == 0
 
 
