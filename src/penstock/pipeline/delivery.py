@@ -209,6 +209,7 @@ class Delivery:
             if parcel.taken:
                 self._skip -= parcel.taken
                 parcel.batch = parcel.batch.slice(parcel.taken)
+                self._rows_ahead.count(parcel, parcel.rows_made - parcel.taken)  # or the source might wait for ever
         return parcel
 
     def _cut(self, pending: deque[Parcel], rows: int) -> pa.RecordBatch:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,25 @@ def test_rows_that_a_transform_drops_or_makes_do_not_stop_the_source() -> None:
     assert [batch.num_rows for batch in few] == [40, 40, 20]
     many = Pipeline(MemorySource(TABLE.slice(0, 100)), [FlatMap(lambda row: [row] * 50)], config=config)
     assert sum(batch.num_rows for batch in many) == 5000
+
+
+@pytest.mark.parametrize("taken", [1, 20, 31, 48])
+def test_rows_that_a_resumed_run_passes_over_do_not_stop_the_source(tmp_path: Path, taken: int) -> None:
+    path = tmp_path / "rows.parquet"
+    wide = TABLE.slice(0, 1500).append_column("wide", pa.array([os.urandom(400).hex() for _ in range(1500)]))
+    pq.write_table(wide, path, row_group_size=500)
+
+    def make() -> Pipeline:
+        config = PipelineConfig(rows_ahead=50, batch_rows=20, workers=2)
+        return Pipeline(path, config=config, budget="128 MiB")  # too little to decode ahead
+
+    with make() as first:
+        found = [row for _, batch in zip(range(taken), first) for row in batch["n"].to_pylist()]
+        state = first.state_dict()
+    with make() as second:
+        second.load_state_dict(state)
+        found += [row for batch in second for row in batch["n"].to_pylist()]
+    assert found == list(range(1500))
 
 
 @pytest.mark.parametrize("given", [{"rows_ahead": 0}, {"rows_ahead": True}, {"rows_ahead": 10, "batch_rows": 20}])
