@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import SchemaError
 from penstock.pipeline.metrics import StageMetrics
-from penstock.pipeline.stages import FirstOfKey, Origin, Stateful, Transform
+from penstock.pipeline.stages import Finishing, FirstOfKey, Origin, Stateful, Transform
 
 Counts = tuple[dict[str, int], dict[str, int]]
 """Rows left out, and rows changed but kept, each by reason."""
@@ -149,7 +149,7 @@ class Chain:
             except StepError as step:
                 self.restore(before)
                 if stop - start == 1:
-                    failures.append(Failure(start, stage_name(self.transforms[step.index]), step.error))
+                    failures.append(Failure(start, stage_name(self.transforms[step.index]), self._blame(step)))
                     self._remember_keys(part, step.index)
                 else:
                     middle = (start + stop) // 2
@@ -164,6 +164,19 @@ class Chain:
             total.nbytes = total.batch.nbytes
             total.widest += total.nbytes
         return total
+
+    def _blame(self, step: StepError) -> Exception:
+        """The error of a single row; one that ends the run if it may be about a row that came before."""
+        holding = next((t for t in self.transforms[: step.index] if isinstance(t, Finishing)), None)
+        if holding is None or isinstance(step.error, BrokenStageError):
+            return step.error
+        failing, holder = stage_name(self.transforms[step.index]), stage_name(holding)
+        error = BrokenStageError(
+            f"{failing} refused a row that may have waited in {holder}, so it is not known which: "
+            f"{type(step.error).__name__}: {step.error}; put {failing} before {holder}"
+        )
+        error.__cause__ = step.error
+        return error
 
     def _remember_keys(self, row: pa.RecordBatch, index: int) -> None:
         """Have the stages before the one that refused a row know its keys: which rows are copies of an earlier one does

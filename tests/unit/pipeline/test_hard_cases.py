@@ -121,6 +121,22 @@ def test_rows_that_were_held_back_obey_on_error_too() -> None:
     assert sum(report.skipped.values()) == 1
 
 
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_row_that_was_held_back_and_is_refused_behind_that_blames_no_other(on_error: Any) -> None:
+    class OneLate(HoldLast):
+        def state_dict(self) -> dict[str, Any]:
+            return {"held": self.held}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.held = state["held"]
+
+    sink = MemorySink()
+    with pytest.raises(StageError, match=r"not known which.*not 5.*put .* before"):
+        Pipeline(numbers(10), [OneLate(), refuse(5)], sink, PipelineConfig(on_error=on_error)).run()
+    Pipeline(numbers(10), [refuse(5), OneLate()], sink := MemorySink(), SKIP).run()  # as the message says
+    assert [row["x"] for row in sink.rows()] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+
+
 @pytest.mark.parametrize("batch_rows", ["auto", 300, 1000])
 def test_what_a_row_function_returned_first_is_not_overruled_by_skipping(batch_rows: Any) -> None:
     late = Map(lambda row: {"y": row["x"] if row["x"] < 700 else row["x"] + 0.5})
