@@ -16,7 +16,6 @@ import contextlib
 import io
 import json
 import os
-import select
 import subprocess
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -39,6 +38,7 @@ from penstock.pipeline.processes import (
     RemoteError,
     SharedBytes,
     environment,
+    is_readable,
     lifeline,
     start_interpreter,
     write_frame,
@@ -180,7 +180,7 @@ class ArrayWorker:
     def answered(self) -> bool:
         """True if something has come that was not received; `receive` may still have to wait for its rest."""
         pipe = None if self._child is None else self._child.stdout
-        return bool(self._unread) or (pipe is not None and bool(select.select([pipe], [], [], 0)[0]))
+        return bool(self._unread) or (pipe is not None and is_readable(pipe.fileno()))
 
     @property
     def unread(self) -> int:

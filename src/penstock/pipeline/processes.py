@@ -73,9 +73,9 @@ class SharedBytes:
     def close(self) -> None:
         """Let go; a second call does nothing."""
         self._map = None
-        if self.descriptor >= 0:
-            os.close(self.descriptor)
-            self.descriptor = -1
+        descriptor, self.descriptor = self.descriptor, -1  # first: another thread must not use a number that is reused
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
@@ -278,6 +278,15 @@ def read_frame(pipe: BinaryIO) -> tuple[int, bytes] | None:
     return (kind, payload) if len(payload) == size else None
 
 
+def is_readable(descriptor: int) -> bool:
+    """True if a read of a pipe would not wait: there are bytes, or its other end is closed."""
+    if not hasattr(select, "poll"):
+        return bool(select.select([descriptor], [], [], 0)[0])
+    waiting = select.poll()  # `select` refuses the descriptors of a process that has more than 1,024 of them
+    waiting.register(descriptor, select.POLLIN)
+    return bool(waiting.poll(0))
+
+
 def start_interpreter(module: str, descriptors: Sequence[int], variables: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """A fresh interpreter that runs a module: never a fork, and without the caller's `__main__`.
 
@@ -395,7 +404,7 @@ def _signalled(descriptor: int) -> bool:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGIO])
     fcntl.fcntl(own, fcntl.F_SETOWN, os.getpid())
     fcntl.fcntl(own, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC)
-    if select.select([own], [], [], 0)[0]:
+    if is_readable(own):
         os._exit(1)  # the parent was gone before the signal was asked for
     return True
 

@@ -33,7 +33,7 @@ from penstock.pipeline.array_worker import (
     table_of,
     views_of,
 )
-from penstock.pipeline.processes import SETUP, RemoteError, write_frame
+from penstock.pipeline.processes import SETUP, RemoteError, is_readable, write_frame
 
 
 class Doubled:
@@ -71,6 +71,29 @@ def test_a_service_loads_what_it_needs_before_it_is_ready(error: type[BaseExcept
     finally:
         workers.close()
     assert found == [1, 1]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="descriptors are not numbered like that")
+def test_a_process_with_many_open_files_sees_whether_a_worker_has_answered() -> None:
+    import fcntl
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 1100 if hard == resource.RLIM_INFINITY else min(1100, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    reading, writing = os.pipe()
+    try:
+        far = fcntl.fcntl(reading, fcntl.F_DUPFD, wanted - 50)
+        assert not is_readable(far)
+        os.write(writing, b"x")
+        assert is_readable(far)
+        os.read(far, 1)
+        os.close(writing)
+        assert is_readable(far)  # the end is known without a wait, too
+        os.close(far)
+    finally:
+        os.close(reading)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 class Large(Doubled):
