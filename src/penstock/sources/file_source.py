@@ -394,6 +394,13 @@ class FileSource(Source):
         return self.shaped(batch, path), None
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
+        try:
+            return self._next_batch(max_rows)
+        except BaseException:  # Ctrl-C, or no memory: what was read and not delivered is read again
+            self.close()
+            raise
+
+    def _next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         _ = self.schema
         while self._file < len(self.files):
             path = self.files[self._file]

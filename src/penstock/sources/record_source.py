@@ -222,12 +222,18 @@ class RecordSource(Source):
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
         """Rows without an engine. A bad record raises in its place; the next call continues after it."""
         while self._pending is None:
+            place = self._place()
             block = self.next_block(_BATCH_BYTES)
             if block is None:
                 return None
-            decoded = self.decode(block)
-            if decoded.batch.num_rows or decoded.rejected:
-                self._pending = Pending(block, decoded)
+            try:
+                decoded = self.decode(block)
+                if decoded.batch.num_rows or decoded.rejected:
+                    self._pending = Pending(block, decoded)
+            except BaseException:  # Ctrl-C, or no memory: the block is read again
+                self.close()
+                self._start = place
+                raise
         pending = self._pending
         try:
             batch, self._origin = pending.take(max_rows)

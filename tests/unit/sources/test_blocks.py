@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from penstock.errors import DataError, ResumeError
 from penstock.files.compression import ByteReader, open_input
 from penstock.files.records import CsvRecords, Cutter, Lines
 from penstock.memory.pool import BufferPool
+from penstock.sources import CsvSource, JsonlSource, TextSource, record_source
 from penstock.sources.blocks import BlockPosition, BlockReader, FileLayout, RawBlock
 
 
@@ -251,3 +254,37 @@ def test_reading_goes_on_with_the_next_record_after_it_was_interrupted_in_the_mi
         found += block.data.to_pybytes()
     assert interruptions == 1
     assert found == whole
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("kind", [JsonlSource, CsvSource, TextSource])
+def test_a_block_that_could_not_be_decoded_is_read_again(
+    tmp_path: Path, kind: Any, resumed: bool, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / f"rows{kind.suffixes[0]}"
+    rows = [json.dumps({"n": n}) if kind is JsonlSource else str(n) for n in range(3000)]
+    path.write_text("\n".join(["n"] * (kind is CsvSource) + rows) + "\n")
+    monkeypatch.setattr(record_source, "_BATCH_BYTES", 5000)
+
+    def read(source: Any, failing: int = 0) -> Iterator[Any]:
+        decode, calls = source.decode, count(1)
+
+        def fail_once(block: Any) -> Any:
+            if next(calls) == failing:
+                raise error
+            return decode(block)
+
+        source.decode = fail_once
+        while (batch := source.next_batch(50)) is not None:
+            yield from batch.column(0).to_pylist()
+
+    source, found = kind(path), []
+    with pytest.raises(error):
+        found.extend(read(source, failing=3))
+    taken = kind(path) if resumed else source
+    if resumed:
+        taken.load_state_dict(source.state_dict())
+    assert 0 < len(found) < 3000
+    found += read(taken)
+    assert found == list(read(kind(path)))

@@ -4,7 +4,7 @@ import tempfile
 import threading
 from collections import deque
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -544,3 +544,28 @@ def test_small_files_whose_rows_are_wider_than_those_before_stay_within_the_budg
         sizes.append(batch.num_rows)
         assert batch.nbytes < budget.capacity // 8
     assert sum(sizes) == 3000
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_rows_whose_delivery_was_interrupted_are_read_again(tmp_path: Path, error: type[BaseException]) -> None:
+    pq.write_table(pa.table({"n": range(1000)}), tmp_path / "a.parquet", row_group_size=300)
+    source = ParquetSource(tmp_path / "a.parquet")
+    rows_of, calls = source.rows_of, count(1)
+
+    def fail_once(*given: Any) -> Any:
+        if next(calls) == 3:
+            raise error
+        return rows_of(*given)
+
+    source.rows_of = fail_once  # type: ignore[method-assign]
+    found: list[int] = []
+
+    def read() -> None:
+        while (batch := source.next_batch(100)) is not None:
+            found.extend(batch["n"].to_pylist())
+
+    with pytest.raises(error):
+        read()
+    assert len(found) == 200
+    read()
+    assert found == list(range(1000))
