@@ -40,6 +40,18 @@ _WORD = struct.Struct("<Q")
 """Checksum of all that follows, and the length of the names."""
 _WAIT_SECONDS = 120
 """Longest wait for another process that compiles the same."""
+_COMPILE = """
+import os, sys
+sys.path[:] = {path!r}
+getattr(os, "nice", int)(10)
+try:
+    with open("/proc/self/oom_score_adj", "w") as score:
+        score.write("1000")  # where memory runs out, this ends, and not the trainer
+except OSError:
+    pass
+from {own} import compile_module
+compile_module({module!r})
+"""
 _OPTIONS = {"nogil": True, "_nrt": False, "error_model": "numpy"}
 
 
@@ -125,7 +137,7 @@ class MachineCode:
             self._is_over = True
         elif compile_missing:
             # A daemon: the process goes on if this one ends, and the next one finds the code.
-            self._compiler = threading.Thread(target=_compile_elsewhere, args=(self._module,), daemon=True)
+            self._compiler = threading.Thread(target=_compile_elsewhere, args=(self._module, file), daemon=True)
             self._compiler.start()
         else:
             self._is_missing = True
@@ -197,7 +209,7 @@ def compile_module(module: str) -> None:
             try:
                 data = _compiled(module, binding, numba)
                 importlib.import_module(module).check(_linked(data, binding))
-            except (OSError, MemoryError):
+            except (OSError, MemoryError, ImportError):  # of now, or of an upgrade that goes on
                 raise
             except Exception:
                 log.info("numba does not compile %s", module, exc_info=True)
@@ -280,16 +292,26 @@ def _is_interpreter() -> bool:
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
-def _compile_elsewhere(module: str) -> None:
-    """Have another process compile a module, and wait for it."""
+def _compile_elsewhere(module: str, file: Path) -> None:
+    """Have another process compile a module, and wait for it; nothing if a process of somebody else does it."""
     # What is kept is for every run to come: nothing that one of them wants of numba or of warnings goes into it.
     env = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA_", "PYTHONWARNINGS"))}
-    env |= {name: value for name, value in os.environ.items() if name == "NUMBA_CACHE_DIR"}
-    code = f"import os, sys; sys.path[:] = {sys.path!r}; getattr(os, 'nice', int)(10); "
-    code += f"from {__name__} import compile_module; compile_module({module!r})"
+    if "NUMBA_CACHE_DIR" in os.environ:
+        env["NUMBA_CACHE_DIR"] = str(Path(os.environ["NUMBA_CACHE_DIR"]).absolute())
+    # Python passes over whatever else than a string is there.
+    path = [str(Path(entry).absolute()) for entry in sys.path if isinstance(entry, str)]
+    code = _COMPILE.format(path=path, own=__name__, module=module)
     try:
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = FileLock(file.with_suffix(".lock"))
+        if not lock.acquire(_WAIT_SECONDS):  # wait here: a process that waits takes a hundred megabytes
+            return
+        lock.release()
+        if file.exists():
+            return
         subprocess.run(
             [sys.executable, "-c", code],
+            cwd=file.parent,  # numba reads options from the working directory
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

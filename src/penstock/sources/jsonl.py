@@ -96,8 +96,8 @@ class JsonlSource(RecordSource):
         """The schema, and what Arrow's parser is asked for."""
         self._by_rows = self._given and not _parses_natively(self._schema)
         self._input_bytes: int | None = None
-        self._has_room = True
-        """False if memory is too little for the library that loads kernels."""
+        self._has_room = self._has_room_to_compile = True
+        """False if memory is too little for the library that loads kernels, or for the process that compiles them."""
         self._plain: PlainRows | None = None
 
     def _lay_out(self, number: int) -> FileLayout:
@@ -133,11 +133,11 @@ class JsonlSource(RecordSource):
                         self._input_bytes += file.stat().st_size
         if self._input_bytes < LOAD_BYTES:
             return None
-        return KERNELS.functions(compile_missing=self._input_bytes >= COMPILE_BYTES)
+        return KERNELS.functions(compile_missing=self._has_room_to_compile and self._input_bytes >= COMPILE_BYTES)
 
     def fit_budget(self, nbytes: int) -> None:
         super().fit_budget(nbytes)
-        self._has_room = nbytes >= LEAST_BUDGET
+        self._has_room, self._has_room_to_compile = nbytes >= LEAST_BUDGET, nbytes >= 2 * LEAST_BUDGET
 
     def _decode(self, block: Block) -> Decoded:
         batch = self._plain_batch(block) if not self._by_rows and block.meta["records"] else None
@@ -287,6 +287,7 @@ class JsonlSource(RecordSource):
             self.files, columns=self._columns, mixed="json" if self._mixed else "error", verbatim=self._verbatim
         )
         alone._input_bytes, alone._has_room = self._input_bytes, self._has_room
+        alone._has_room_to_compile = self._has_room_to_compile
         alone._learn_from(block, None)
         return alone.decode(block)
 

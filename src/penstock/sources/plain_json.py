@@ -77,6 +77,7 @@ class PlainRows:
         self.is_possible = len(schema) > 0 and self._add_fields(0, list(schema), in_list=False)
         self._tables = self._tree.tables()
         self._items = _FEW_ITEMS
+        """Items of a list in a row that there is room for, as in the block before."""
 
     def _add_fields(self, node: int, fields: Sequence[pa.Field], *, in_list: bool) -> bool:
         names = [field.name for field in fields]
@@ -111,17 +112,22 @@ class PlainRows:
         return pa.RecordBatch.from_arrays(columns, schema=self.schema), values.is_ascii
 
     def _find(self, kernels: Functions, data: pa.Buffer, records: int) -> _Values | None:
+        items = self._items
         while True:
-            rooms = [records * self._items if in_list else records for in_list in self._in_lists]
-            if sum(rooms) > _LEAST_ROOM + data.size // 2:  # columns that few rows have
-                return None
+            rooms = [records * items if in_list else records for in_list in self._in_lists]
+            if sum(rooms) > _LEAST_ROOM + data.size // 2:
+                if items == self._items > _FEW_ITEMS:  # lists of the block before were longer
+                    self._items = items = _FEW_ITEMS
+                    continue
+                return None  # columns that few rows have
             values = _Values(kernels, data, rooms)
             result = values.find(self._tables, skip=self._others)
             if result == DONE:
+                self._items = items
                 return values
-            if result != FULL or not self._in_lists[values.node] or self._items > _MOST_ITEMS:
+            if result != FULL or not self._in_lists[values.node] or items > _MOST_ITEMS:
                 return None
-            self._items *= 4
+            items *= 4
 
 
 def infer_plain(kernels: Functions, data: pa.Buffer) -> list[tuple[str, pa.DataType]] | None:
@@ -142,7 +148,10 @@ def infer_plain(kernels: Functions, data: pa.Buffer) -> list[tuple[str, pa.DataT
             tree.add_key(values.node, values.key)
         if len(tree.keys) > _MOST_NODES:
             return None
-    kind = tree.type_of(0, values.found.tolist()) if result == DONE else None
+    try:
+        kind = tree.type_of(0, values.found.tolist()) if result == DONE else None
+    except UnicodeDecodeError:  # of a key
+        return None
     return [(field.name, field.type) for field in kind] if kind is not None else None
 
 

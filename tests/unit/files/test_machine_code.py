@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,48 @@ def test_settings_of_one_run_do_not_go_into_the_code_for_all(
     assert given["NUMBA_CACHE_DIR"] == str(cache)
     assert given["PATH"] == os.environ["PATH"]
     assert not {"NUMBA_OPT", "NUMBA_DISABLE_JIT", "PYTHONWARNINGS"} & given.keys()
+
+
+def test_options_and_paths_of_the_working_directory_do_not_reach_the_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".numba_config.yaml").write_text("disable_jit: 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", "cache")
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, "modules", ""])
+    (tmp_path / "modules").mkdir()
+    functions = MachineCode(write_module(tmp_path / "modules", "kernels_beside_options", "return 2 * number")).wait()
+    assert functions is not None
+    assert functions["double"](4) == 8
+    assert kept(tmp_path / "cache").read_bytes() != b"failed"
+
+
+def test_no_process_is_started_while_another_one_compiles(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("something was started"))
+    name = write_module(tmp_path, "kernels_of_another", "return 2 * number")
+    waiting = threading.Event()
+    acquire = machine_code.FileLock.acquire
+
+    def acquired(self: machine_code.FileLock, *given: Any) -> bool:
+        waiting.set()
+        return acquire(self, *given)
+
+    file = machine_code.code_file(name, pytest.importorskip("llvmlite.binding"))
+    file.parent.mkdir(mode=0o700, parents=True)
+    lock = machine_code.FileLock(file.with_suffix(".lock"))
+    assert lock.acquire(0)
+    monkeypatch.setattr(machine_code.FileLock, "acquire", acquired)
+    code = MachineCode(name)
+    assert code.functions(compile_missing=True) is None
+    assert waiting.wait(60)
+    monkeypatch.setattr(machine_code.FileLock, "acquire", lambda *_: True)  # for what is compiled here
+    compile_module(name)
+    lock.release()
+    functions = code.wait()
+    assert functions is not None
+    assert functions["double"](4) == 8
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", None), ("executable", "")])

@@ -392,6 +392,22 @@ def test_columns_that_few_rows_have_are_left_to_arrow(kernels: Functions) -> Non
     assert PlainRows(pa.schema(list(schema)[:5]), others=False).decode(kernels, data, 20_000) is not None
 
 
+def test_a_block_with_a_long_list_changes_nothing_for_those_after_it(kernels: Functions) -> None:
+    plain = PlainRows(pa.schema({"ids": pa.list_(pa.int64())}), others=False)
+    few = [{"ids": [1, 2, 3]}] * 30_000
+    for long in (0, 40_000, 0, 600_000, 0):
+        rows = [*few[:100], {"ids": [7] * long}] if long else few
+        data = pa.py_buffer("\n".join(map(json.dumps, rows)).encode())
+        found = plain.decode(kernels, data, len(rows))
+        if rows is few:
+            assert found is not None
+            assert found[0].to_pylist() == rows
+
+
+def test_a_key_that_is_not_utf8_is_no_type(kernels: Functions) -> None:
+    assert infer_plain(kernels, pa.py_buffer(b'{"a\xff": 1}\n')) is None
+
+
 def test_many_keys_are_left_to_arrow(kernels: Functions) -> None:
     for count, is_taken in ((63, True), (64, False)):
         row = {f"k{i}": i for i in range(count)}
@@ -575,6 +591,7 @@ def test_kernels_are_for_large_inputs_and_budgets_with_room(tmp_path: Path, monk
         (551, 551, 1 << 30, []),
         (550, 551, 1 << 30, [False]),
         (1, 550, 1 << 30, [True]),
+        (1, 1, 1 << 28, [False]),  # as much as the process takes that compiles
         (1, 1, 1 << 27, []),
     ]:
         monkeypatch.setattr(jsonl, "LOAD_BYTES", load)
