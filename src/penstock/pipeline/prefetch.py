@@ -206,8 +206,8 @@ class ReadAhead(Generic[Item]):
         self._line: _Line[Item] = _Line(most, budget, size, always_one=always_one)
         # The thread knows the line, not this object, so that an unused object is not kept alive.
         self._thread = threading.Thread(target=self._line.fill, args=(items,), name="penstock-ahead", daemon=True)
+        self._process = os.getpid()  # before the start, which Ctrl-C may leave: the thread is stopped then
         self._thread.start()
-        self._process = os.getpid()
 
     def __iter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from tests.waits import wait_for
 
 from penstock.memory import MemoryBudget
 from penstock.pipeline.prefetch import ReadAhead, map_ahead
@@ -55,6 +56,21 @@ def test_an_iterator_read_ahead_gives_its_items_in_order() -> None:
     assert list(ahead) == list(range(100))
     assert list(ahead) == []
     ahead.close()
+
+
+def test_a_thread_whose_start_is_interrupted_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def interrupted(self: threading.Thread) -> None:
+        start(self)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ReadAhead(iter(range(100)), 3)
+    gc.collect()
+    wait_for(lambda: not threads())
 
 
 @pytest.mark.parametrize("taken", [0, 1, 5])
