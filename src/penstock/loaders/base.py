@@ -92,6 +92,13 @@ class _Counting(Protocol):
 
 
 @runtime_checkable
+class _Streaming(Protocol):
+    """An engine whose batches name the files that they are of."""
+
+    def many_files(self) -> bool: ...
+
+
+@runtime_checkable
 class _Supplying(Protocol):
     """An engine that may have batches at hand."""
 
@@ -406,7 +413,8 @@ class DataLoader:
     def _watched(self) -> LoaderCounters:
         """Counters of this process; the first time, exporters begin too."""
         if self._counters is None:
-            self._counters = LoaderCounters(_cuts_of(self._engine))
+            many_files = self._engine.many_files if isinstance(self._engine, _Streaming) else None
+            self._counters = LoaderCounters(_cuts_of(self._engine), many_files)
             config = self.options.metrics
             if isinstance(config, MetricsConfig):
                 self._metrics_watch = self._watch_metrics(config)

@@ -24,6 +24,8 @@ from penstock.metrics.spans import SpanBuffer
 
 log = logging.getLogger(__name__)
 Lengths = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.int64]]
+_Parts = tuple[Sequence[str], Any, Any, Any]
+"""Names of the sources of a batch; source, sample and row of each of its parts."""
 _WINDOW_SECONDS = 10.0
 """Time that rates are taken over."""
 _MARK_SECONDS = 0.5
@@ -34,21 +36,28 @@ _UNCOUNTED = 256
 class LoaderCounters:
     """Counters of one loader in one process."""
 
-    def __init__(self, cuts: Sequence[tuple[Truncation, Lengths] | None] = ()) -> None:
+    def __init__(
+        self,
+        cuts: Sequence[tuple[Truncation, Lengths] | None] = (),
+        many_files: Callable[[], bool] | None = None,
+    ) -> None:
         self.spans: SpanBuffer | None = None
         self._cuts = cuts
         """Truncation of each source, and the lengths of its rows; None where nothing is cut."""
         self._truncates = any(cut is not None for cut in cuts)
+        self._many_files = many_files
+        """Tells of a stream whether it has more than one file, of which each batch names its own; None: no stream."""
+        self._keeps_all = self._truncates or many_files is not None
+        """True if batches of a single source are counted, too."""
         self._clock = time.perf_counter
         self._began: float | None = None
         self._requested = self._delivered = 0.0
         self._waiting = self._training = False
         self._steps = self._samples = self._tokens = self._places = self._truncated = 0
         self._waited = self._trained = 0.0
-        self._uncounted: deque[tuple[Any, Any, Any]] = deque()
+        self._uncounted: deque[_Parts] = deque()
         self.last: tuple[int, int] | None = None
         """Step and epoch of the last batch that says them."""
-        self._names: Sequence[str] = ()
         self._by_source: Counter[str] = Counter()
         self._marks: deque[tuple[float, int, int, float]] = deque()
         self._failed = False
@@ -93,9 +102,8 @@ class LoaderCounters:
         if type(cut) is int:  # rollouts have one for each row, maybe on a device
             self._truncated += cut
         names = get("sources")
-        if names is not None and (len(names) > 1 or self._truncates):
-            self._names = names
-            self._uncounted.append((facts.get("source"), samples, facts.get("row") if self._truncates else None))
+        if names is not None and (len(names) > 1 or self._keeps_all):
+            self._uncounted.append((names, get("source"), samples, get("row") if self._truncates else None))
             if len(self._uncounted) >= _UNCOUNTED:
                 self._count()
         elif (name := get("loader")) is not None:
@@ -157,22 +165,41 @@ class LoaderCounters:
         """Count the row numbers of the batches before; the training thread and a reader take turns."""
         with self._lock:
             waiting = [self._uncounted.popleft() for _ in range(len(self._uncounted))]
-            waiting = [each for each in waiting if each[0] is not None and len(each[0])]
-            if waiting:
-                self._add_rows(waiting)
+            waiting = [each for each in waiting if each[1] is not None and len(each[1])]
+            if not waiting:
+                return
+            many_files = self._many_files is not None and self._many_files()
+            self._add_samples([each for each in waiting if many_files or len(each[0]) > 1])
+            if self._truncates:
+                self._add_truncated(waiting)
 
-    def _add_rows(self, waiting: list[tuple[Any, Any, Any]]) -> None:
-        sources = np.concatenate([source for source, _, _ in waiting])
-        if len(self._names) > 1:
-            # A sample is of one source, as weights have it; its parts are as many as its documents are short.
-            firsts = np.concatenate([_firsts(source, samples) for source, samples, _ in waiting])
-            numbers = np.bincount(sources[firsts], minlength=len(self._names)).tolist()
-            self._by_source.update({name: number for name, number in zip(self._names, numbers) if number})
-        if self._truncates:
-            rows = np.concatenate([rows for _, _, rows in waiting])
-            for number, cut in enumerate(self._cuts):
-                if cut is not None and len(mine := rows[sources == number]):
-                    self._truncated += cut[0].lost_tokens(cut[1](mine))
+    def _add_samples(self, waiting: list[_Parts]) -> None:
+        """Count samples by name: a number is that of a source in its own batch, and may be another's in the next."""
+        if not waiting:
+            return
+        listed: list[str] = []
+        begins: list[int] = []
+        last: Sequence[str] = ()
+        for names, _, _, _ in waiting:
+            if names is not last and names != last:
+                listed += names
+                last = names
+            begins.append(len(listed) - len(names))
+        sources = np.concatenate([source for _, source, _, _ in waiting])
+        if begins[-1]:  # the names differ
+            sources = sources + np.repeat(begins, [len(source) for _, source, _, _ in waiting])
+        # A sample is of one source, as weights have it; its parts are as many as its documents are short.
+        firsts = np.concatenate([_firsts(source, samples) for _, source, samples, _ in waiting])
+        for name, number in zip(listed, np.bincount(sources[firsts]).tolist()):
+            if number:
+                self._by_source[name] += number
+
+    def _add_truncated(self, waiting: list[_Parts]) -> None:
+        sources = np.concatenate([source for _, source, _, _ in waiting])
+        rows = np.concatenate([rows for _, _, _, rows in waiting])
+        for number, cut in enumerate(self._cuts):
+            if cut is not None and len(mine := rows[sources == number]):
+                self._truncated += cut[0].lost_tokens(cut[1](mine))
 
 
 def _firsts(source: npt.NDArray[Any], samples: npt.NDArray[Any] | None) -> npt.NDArray[np.bool_]:

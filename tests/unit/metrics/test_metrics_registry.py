@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from penstock.engines.executor import InProcess
 from penstock.engines.run import JobEngine
 from penstock.feed import FeedServer
 from penstock.fsqueue import DataProviderBase
+from penstock.loaders.streamed.reader import StreamOptions
 from penstock.metrics import INSTRUMENTS, instrument_of, key_of, labels_of, name_of
 from penstock.metrics.readings import logger_names
 from penstock.pipeline import PipelineConfig
@@ -168,6 +170,46 @@ def test_the_realised_mixture_counts_samples_as_weights_do(tmp_path: Path, strea
     for name, share in (("short", 0.25), ("long", 0.75)):
         assert found[key_of("penstock_loader_source_samples_total", source=name)] == drawn.count(name)
         assert found[key_of("penstock_loader_source_ratio", source=name)] == share
+
+
+@pytest.mark.parametrize("asked_every", [1, 7, 1000])
+def test_a_stream_counts_the_samples_of_each_file_whenever_it_is_asked(tmp_path: Path, asked_every: int) -> None:
+    """Each batch names its own files, often one: the same number is another file in the next batch."""
+    for number in range(3):
+        texts = (f"{number}-{row} {'w' * 20}" for row in range(40 * (number + 1)))
+        (tmp_path / f"{number}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    drawn: list[str] = []
+    lengths: set[int] = set()
+    with penstock.PretrainDataLoader(
+        [tmp_path / f"{number}.jsonl" for number in range(3)],
+        ByteTokenizer(),
+        chunk_size=24,
+        batch_size=2,
+        streaming=StreamOptions(streams=8, shuffle_window=16, worker_type="thread"),
+        backend="numpy",
+    ) as loader:
+        for number, batch in enumerate(loader):
+            if number % asked_every == 0:
+                loader.metrics()
+            sources, names = batch.metadata["source"], batch.metadata["sources"]
+            lengths.add(len(names))
+            drawn += [names[sources[part]] for part in np.unique(batch.metadata["sample"], return_index=True)[1]]
+        found = loader.metrics()
+    assert lengths >= {1, 2}
+    counts = {labels_of(key)["source"]: value for key, value in found.items() if "source_samples" in key}
+    assert counts == Counter(drawn)
+    assert sum(counts.values()) == found["penstock_loader_samples_total"]
+    for name, count in counts.items():
+        assert found[key_of("penstock_loader_source_ratio", source=name)] == count / len(drawn)
+
+
+def test_a_stream_of_one_file_has_no_mixture(tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text(json.dumps({"text": "x" * 100}) + "\n")
+    with penstock.PretrainDataLoader(
+        tmp_path / "in.jsonl", ByteTokenizer(), chunk_size=16, streaming=True, backend="numpy"
+    ) as loader:
+        assert len(list(loader)) > 0
+        assert not [key for key in loader.metrics() if "source" in key]
 
 
 def test_a_stream_counts_what_it_cuts_off_and_sets_aside(tmp_path: Path) -> None:

@@ -155,6 +155,11 @@ class Catalog:
         distinct, source = np.unique(files, return_inverse=True)
         return [self.files[file][0] for file in distinct.tolist()], source, places
 
+    @property
+    def many_files(self) -> bool:
+        """True if `origins` has more than one name; the shards of a store have one."""
+        return self._store is None and len(self.files) > 1
+
     @cached_property
     def _store(self) -> StoreSource | None:
         return self.source if isinstance(self.source, StoreSource) else None

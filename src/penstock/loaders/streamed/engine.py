@@ -181,6 +181,10 @@ class StreamEngine:
         """Make a batch that waits for rows of a live source fail; then the engine has to be closed, and works again."""
         return self.reader.interrupt()
 
+    def many_files(self) -> bool:
+        """True if batches may be of different files, which they name."""
+        return self.reader.catalog.many_files
+
     def readings(self) -> Readings:
         """Metrics of the rows that were read: see `StreamCounts`."""
         return self.reader.counts.readings()
