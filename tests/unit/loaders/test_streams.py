@@ -550,6 +550,30 @@ def test_rows_of_several_blocks_are_transformed_together_as_they_are_alone(
     assert others == same_others
 
 
+PLACES = {
+    "column": lambda kinds: kinds,
+    "list": lambda kinds: pa.FixedSizeListArray.from_arrays(kinds, 1),
+    "struct": lambda kinds: pa.StructArray.from_arrays([kinds], ["kind"]),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_dictionaries_of_files_that_are_too_many_together_are_read_one_by_one(tmp_path: Path, place: str) -> None:
+    paths, texts = [], []
+    for number in range(3):
+        values = pa.array([f"{number}-{value}" for value in range(100)])
+        kinds = pa.DictionaryArray.from_arrays(pa.array(range(100), pa.int8()), values)
+        texts += (mine := [f"{number}:{row}" for row in range(100)])
+        table = pa.table({"text": mine, "kind": PLACES[place](kinds)})
+        paths.append(tmp_path / f"{number}.arrow")
+        with pa.ipc.new_file(paths[-1], table.schema) as file:
+            file.write_table(table)
+    reader = reader_of(paths, streams=1, shuffle_window=4096, global_batch=1)
+    steps = steps_from(reader, reader.start())
+    reader.close()
+    assert texts_in(steps) == Counter(texts)
+
+
 @pytest.mark.parametrize("on_error", ["skip", "quarantine"])
 def test_bad_rows_are_left_out_counted_and_written_down(
     tmp_path: Path, on_error: str, caplog: pytest.LogCaptureFixture

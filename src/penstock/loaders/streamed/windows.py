@@ -214,7 +214,8 @@ class WindowBuilder:
             read += rows.batch.num_rows
             if not rows.batch.num_rows:
                 continue
-            if waiting_bytes + nbytes > _TOGETHER_BYTES or (waiting and waiting[0].schema != rows.batch.schema):
+            apart = waiting and not _can_join(waiting[0].schema, rows.batch.schema)
+            if apart or waiting_bytes + nbytes > _TOGETHER_BYTES:
                 self._add(waiting, parts, counts, failed)
                 waiting, waiting_bytes = [], 0
             waiting.append(_InputRows.of_block(self.catalog, number, rows))
@@ -331,6 +332,18 @@ class _InputRows:
     def located(self, number: int) -> tuple[str, int | None, int | None]:
         """File, row and offset of a row, as far as they are known."""
         return self.catalog.located(int(self.blocks[number]), int(self.places[number]))
+
+
+def _can_join(one: pa.Schema, other: pa.Schema) -> bool:
+    """True if rows of two blocks can be one batch. Dictionaries of two files may be too many for a small index type."""
+    return bool(one == other) and not any(map(_has_dictionary, one.types))
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    inner = (kind.field(number).type for number in range(kind.num_fields))
+    return pa.types.is_dictionary(kind) or any(map(_has_dictionary, inner))
 
 
 def _plain(column: Any) -> Any:
