@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from penstock.distributed.ranks import Rank
 from penstock.errors import ConfigError, DataError, ResumeError, StalledError
 from penstock.fsqueue.batch_file import BatchFile
-from penstock.fsqueue.layout import QueueFile, RankCursor, rename
+from penstock.fsqueue.layout import QueueFile, RankCursor, list_cursors, rename
 from penstock.fsqueue.leases import Acknowledger
 from penstock.fsqueue.members import Backoff, facts_of, is_running
 from penstock.fsqueue.queue import how_to_purge
@@ -91,7 +91,7 @@ class OrderedReader:
         self._opened, self._ready, self._end = None, {}, self.split.lanes.end()
         # Loading does not commit: an earlier state can still be loaded. A queue that was purged and created again has
         # no earlier state, and nobody needs the batches before this one.
-        self._start(position, done=low if self.on_commit and same_queue else position)
+        self._start(position, done=max(low, self._committed(position)) if self.on_commit and same_queue else position)
 
     def commit(self, state: Mapping[str, Any]) -> None:
         position = int(state["position"])
@@ -136,6 +136,12 @@ class OrderedReader:
                 (self._directory.cursors / cursor.name).unlink(missing_ok=True)
         self._cursor = None
         self._move_cursor(self._position, self._done)
+
+    def _committed(self, position: int) -> int:
+        """Batch that this rank had committed up to, by the cursor that a reader before left; 0 if beyond `position`."""
+        mine = (self.rank.rank, self.rank.world_size)
+        done = (cursor.done for cursor in list_cursors(self._directory.cursors) if (cursor.rank, cursor.world) == mine)
+        return max((each for each in done if each <= position), default=0)
 
     def _move_cursor(self, read: int, done: int) -> None:
         new = RankCursor(self.rank.rank, self.rank.world_size, read, done)

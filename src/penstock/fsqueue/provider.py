@@ -18,6 +18,7 @@ every provider process, however many there are.
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -140,6 +141,9 @@ class DataProviderBase(ABC):
 
     def make_batch(self, split: str, k: int) -> dict[str, npt.NDArray[Any]]:
         """Batch k of a split, checked against `batch_schema`."""
+        k = operator.index(k)  # of NumPy, too
+        if k < 0:
+            raise ConfigError(f"batches of split {split!r} are numbered from 0, got k={k}")
         columns = self._columns_of_batches()
         self.batch_index = k
         known = len(self._tracked.read)

@@ -11,6 +11,7 @@ import ast
 import inspect
 import linecache
 import logging
+import threading
 from abc import ABC
 from collections.abc import Iterator
 from functools import lru_cache
@@ -20,10 +21,15 @@ from typing import Any, Generic
 
 import xxhash
 
+from penstock._forks import renewed
+
 logger = logging.getLogger(__name__)
 
 # Fields of the syntax tree without meaning, or not present in every version of Python.
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
+# CPython 3.11 counts the depth of a tree for all threads together, and refuses one if two threads parse at once:
+# "SystemError: AST constructor recursion depth mismatch".
+_parsing = renewed(threading.Lock())
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -127,7 +133,8 @@ def _tree(file: str) -> ast.Module | None:
     linecache.checkcache(file)  # the file may have been edited
     text = "".join(linecache.getlines(file))
     try:
-        return ast.parse(text) if text else None
+        with _parsing:
+            return ast.parse(text) if text else None
     except SyntaxError:
         return None
 

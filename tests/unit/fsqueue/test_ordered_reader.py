@@ -183,6 +183,70 @@ def test_delivered_files_stay_until_every_rank_is_past_them(tmp_path: Path) -> N
     close(readers)
 
 
+def test_a_rank_that_loads_its_state_again_has_still_committed_what_it_had(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 24)
+    first, second = ranks(path, 2, "committed")
+    take(second, 1)
+    take(first, 8)
+    ended = first.state_dict()
+    first.commit(ended)
+    first.close()
+    with consumer(path, order="strict", acknowledge="committed", rank=0, world_size=2) as again:
+        again.load_state_dict(ended)  # it has nothing more to do
+    assert numbers(path) == [0, 1, 2, 3, 4, 5]
+    take(second, 7)
+    second.commit()
+    second.close()
+    assert numbers(path) == [4, 5]
+    with consumer(path, order="strict") as stateless:
+        assert ks(stateless) == list(range(16, 24))
+
+
+def test_a_rank_that_goes_back_has_committed_nothing_that_it_reads_again(tmp_path: Path) -> None:
+    path = fill(tmp_path / "q", 24)
+    first, second = ranks(path, 2, "committed")
+    step([first, second], 4)
+    earlier = first.state_dict()
+    take(first, 4)
+    first.commit()
+    crashed([first, second])
+    readers = ranks(path, 2, "committed")
+    for reader in readers:
+        reader.load_state_dict(earlier)
+    take(readers[1], 8)
+    readers[1].commit()
+    assert numbers(path) == [0, 1, 2, 3, 4, 5]
+    assert take(readers[0], 2) == [8, 10]
+    close(readers)
+
+
+def test_files_of_a_rank_that_went_on_alone_go_with_the_next_commit(tmp_path: Path) -> None:
+    """A rank that was started again behind one that had ended, or that died between its state and its commit, leaves
+    files that all ranks are beyond.
+    """
+    path = fill(tmp_path / "q", 24)
+    first, second = ranks(path, 2, "committed")
+    step([first, second], 4)
+    saved = second.state_dict()
+    take(first, 4)
+    first.commit()
+    first.close()
+    crashed([second])
+    with consumer(path, order="strict", acknowledge="committed", rank=1, world_size=2) as again:
+        again.load_state_dict(saved)
+        take(again, 4)
+        ended = again.state_dict()
+    assert numbers(path) == [0, 1, 2, 3, 4, 5]
+    readers = ranks(path, 2, "committed")
+    for reader in readers:
+        reader.load_state_dict(ended)
+    assert numbers(path) == [0, 1, 2, 3, 4, 5], "loading does not commit"
+    for reader in readers:
+        reader.commit()
+    assert numbers(path) == [4, 5]
+    close(readers)
+
+
 def test_a_rank_that_comes_late_finds_everything(tmp_path: Path) -> None:
     path = fill(tmp_path / "q", 24)
     first, second = ranks(path, 2)

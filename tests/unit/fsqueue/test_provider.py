@@ -50,6 +50,17 @@ def test_seeds_splits_and_numbers_have_randomness_of_their_own(tmp_path: Path) -
     assert len({drawn(*case) for case in cases}) == len(cases)
 
 
+def test_a_number_of_a_batch_may_be_one_of_numpy_and_not_below_zero(tmp_path: Path) -> None:
+    source = provider(tmp_path / "q")
+    batch, same = source.make_batch("train", 3), source.make_batch("train", np.int64(3))
+    assert all(np.array_equal(batch[name], same[name]) for name in batch)
+    assert type(source.batch_index) is int
+    with pytest.raises(ConfigError, match=r"'train'.*\b0\b.*k=-1"):
+        source.make_batch("train", -1)
+    with pytest.raises(TypeError, match="float"):
+        source.make_batch("train", 1.0)
+
+
 def test_files_are_made_in_proportion(tmp_path: Path) -> None:
     source = provider(tmp_path / "q", split_proportions={"train": 0.7, "val": 0.2, "test": 0.1}, backlog_files=1000)
     made: list[ProviderProgress] = []
