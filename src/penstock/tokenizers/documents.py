@@ -109,11 +109,37 @@ def conflict_of(added: Sequence[Mapping[str, Any]], *, prefixed: bool) -> str | 
     return None
 
 
+def passed_over_conflict(passed_over: Sequence[Mapping[str, Any]], added: Sequence[Mapping[str, Any]]) -> str | None:
+    """Property of added tokens that makes ids depend on special tokens that are ordinary text; None without.
+
+    `tokenizers` finds a special token that is text, passes over it, and looks on behind it: another token that begins
+    inside is not found. A library that is not given the special token finds the other. Contents are the texts that are
+    looked for, normalised if that is done after normalisation.
+    """
+    for normalized in (False, True):
+        outer, inner = (
+            [token["content"] for token in tokens if bool(token.get("normalized")) == normalized]
+            for tokens in (passed_over, added)
+        )
+        if _begin_inside(inner, outer):
+            return "added tokens that may begin inside of special tokens, which are text here"
+    return None
+
+
 def _share(texts: Sequence[str], others: Sequence[str]) -> bool:
     """True if one of the texts is within one of the others, or ends as one of them begins."""
     joined = "\0".join(others)
     begins = {text[:stop] for text in others for stop in range(1, len(text) + 1)}
     return any(text in joined or any(text[start:] in begins for start in range(len(text))) for text in texts)
+
+
+def _begin_inside(texts: Sequence[str], others: Sequence[str]) -> bool:
+    """True if one of the texts may begin inside one of the others. Of two that begin together, the longer is found."""
+    joined = "\0".join(others)
+    begins = {text[:stop] for text in texts for stop in range(1, len(text) + 1)}
+    return any(text in joined for text in texts) or any(
+        text[start:] in begins for text in others for start in range(1, len(text))
+    )
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

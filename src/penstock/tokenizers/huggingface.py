@@ -34,7 +34,15 @@ from penstock.tokenizers.base import (
     as_token_table,
     check_largest_id,
 )
-from penstock.tokenizers.documents import ModelPlace, TokenizerDocument, conflict_of, fingerprint_of, model_place
+from penstock.tokenizers.documents import (
+    ModelPlace,
+    TokenizerDocument,
+    conflict_of,
+    fingerprint_of,
+    model_place,
+    passed_over_conflict,
+)
+from penstock.tokenizers.normal_form import changed_by_nfc
 from penstock.tokenizers.verification import BYTE_PAIRS
 
 if TYPE_CHECKING:
@@ -183,10 +191,56 @@ class HuggingFaceReference:
             return f"it does not support {self._model.get('type')} models"
 
         added = [token for token in self._added if parse_special or not token["special"]]
-        if conflict := conflict_of(added, prefixed=any(step.get("add_prefix_space") for step in self._splitting)):
+        text = [token for token in self._added if token["special"] and not parse_special]
+        conflict = conflict_of(added, prefixed=any(step.get("add_prefix_space") for step in self._splitting))
+        conflict = conflict or passed_over_conflict(self._looked_for(text), self._looked_for(added))
+        conflict = conflict or self._normal_conflict(added)
+        if conflict:
             return f"it does not support {conflict}"
+        traps = changed_by_nfc() if self._in_raw_text(added) else None
         document = orjson.dumps(self._config | {"added_tokens": added})
-        return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend)
+        return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend, traps=traps)
+
+    def _in_raw_text(self, added: list[dict[str, Any]]) -> bool:
+        """True if gigatoken looks in the text as it is for tokens that `tokenizers` looks for in the normalised text.
+
+        With byte fallback it normalises first, as `tokenizers` does.
+        """
+        normalized = any(token.get("normalized") for token in added)
+        return normalized and bool(self._normalizing) and not self._byte_fallback
+
+    def _normal_conflict(self, added: list[dict[str, Any]]) -> str | None:
+        """Property of added tokens with which normalisation changes where they are found; None without.
+
+        A text in NFC is the same before normalisation and after it, and so is every part of it. So with NFC only rows
+        that may not be in it go to the reference (`changed_by_nfc`): those with decomposed letters or marks, but not
+        those with composed letters or ideographs, which are most. A token that NFC changes is found in these as well.
+        """
+        normalized = [token for token in added if token.get("normalized")]
+        contents = [token["content"] for token in self._looked_for(normalized)]
+        if len(set(contents)) < len(contents):
+            return "added tokens that normalisation makes the same"
+        if not self._in_raw_text(added):
+            return None
+        kinds = {step["type"] for step in self._normalizing}
+        if kinds != {"NFC"} or not self._byte_level:
+            return f"added tokens that are matched after normalisation ({', '.join(sorted(kinds))})"
+        if contents != [token["content"] for token in normalized]:
+            return "added tokens that normalisation changes"
+        return None
+
+    def _looked_for(self, added: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The tokens with the contents that `tokenizers` looks for: it normalises those of some."""
+        if not self._normalizing or not any(token.get("normalized") for token in added):
+            return added
+        import tokenizers
+
+        steps = {"normalizer": self._steps["normalizer"], "model": {"type": "BPE", "vocab": {}, "merges": []}}
+        normalizer = tokenizers.Tokenizer.from_buffer(orjson.dumps({"version": "1.0"} | steps)).normalizer
+        return [
+            token | {"content": normalizer.normalize_str(token["content"])} if token.get("normalized") else token
+            for token in added
+        ]
 
     def splitter(self) -> Reference:
         if not self._byte_level:

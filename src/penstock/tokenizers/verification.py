@@ -433,8 +433,10 @@ class CharacterComparison:
         traps: str | None,
         parse_special: bool,
     ) -> None:
-        self.contexts = Contexts(normalised=reference.normalises, trapped=traps is not None)
         self._whole, self._encode, self._load = reference, encode, load
+        if traps is not None and self._reference is not reference:
+            traps = None  # they are for added tokens, and the small tokenizer has none
+        self.contexts = Contexts(normalised=reference.normalises, trapped=traps is not None)
         self._traps, self._parse_special = traps, parse_special
 
     def different(self, texts: list[str]) -> list[str]:
