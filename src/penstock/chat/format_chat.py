@@ -15,6 +15,7 @@ import pyarrow as pa
 from penstock.arrays.ragged import list_array
 from penstock.arrays.truncation import Policy, Truncation
 from penstock.chat.bound_template import ChatOptions, bind_template
+from penstock.chat.chosen_rows import chosen_rows
 from penstock.chat.compile.prover import Layouts
 from penstock.chat.formats import (
     checked_format,
@@ -39,7 +40,7 @@ from penstock.chat.to_messages import ToMessages
 from penstock.errors import ConfigError, DataError, SchemaError
 from penstock.pipeline.metrics import TOKENS, tokens_in
 from penstock.tokenizers.token_rows import token_slices
-from penstock.transforms.columns import as_names, column, take_rows
+from penstock.transforms.columns import as_names, column
 from penstock.transforms.counts import CountingTransform
 from penstock.transforms.tokenization import load_tokenizer
 
@@ -329,7 +330,7 @@ class FormatChat(CountingTransform):
         output: dict[str, pa.Array] = {}
         fields: list[pa.Field] = []
         if self.keep:
-            kept = take_rows(batch, pieces[0].rows)
+            kept = chosen_rows(batch, pieces[0].rows)
             output |= {name: column(kept, name) for name in self.keep}
             fields += [kept.schema.field(name) for name in self.keep]
         for prefix, tokens, mask, piece in zip(prefixes, sides, masks, pieces):

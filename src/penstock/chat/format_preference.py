@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from penstock._suggest import did_you_mean
 from penstock.arrays.ragged import Ragged, list_array
+from penstock.chat.chosen_rows import chosen_rows
 from penstock.chat.format_chat import FormatChat, detect_format
 from penstock.chat.problems import RowProblem, TooLongError, Violation, alone
 from penstock.chat.render import ExplainedPart
@@ -21,7 +22,7 @@ from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.metrics import TOKENS
 from penstock.store.manifest import LABELS, label_column
 from penstock.tokenizers.token_rows import token_slices
-from penstock.transforms.columns import as_names, column, take_rows
+from penstock.transforms.columns import as_names, column
 from penstock.transforms.counts import CountingTransform
 
 __all__ = ["FormatPreference", "preference_kind"]
@@ -142,7 +143,7 @@ class FormatPreference(CountingTransform):
         found = self._for(chats, kind).check_rows(chats)
         good = np.setdiff1d(np.arange(batch.num_rows), [violation.row for violation in found])
         if len(good):
-            for problem in self._problems(self._read(take_rows(batch, good), kind)):
+            for problem in self._problems(self._read(chosen_rows(batch, good), kind)):
                 found.append(Violation(int(good[problem.row or 0]), problem.kind, problem.reason, problem.shown or ""))
         return sorted(found, key=lambda violation: violation.row)
 
@@ -265,7 +266,7 @@ class FormatPreference(CountingTransform):
         numbers = np.flatnonzero(kept)
         made: dict[pa.Field, pa.Array] = {}
         if self.keep:
-            taken = take_rows(rows.made, numbers)
+            taken = chosen_rows(rows.made, numbers)
             made |= {taken.schema.field(name): column(taken, name) for name in self.keep}
         if rows.labels is not None:
             made[pa.field("label", pa.bool_())] = rows.labels.cast(pa.bool_()).take(pa.array(numbers))

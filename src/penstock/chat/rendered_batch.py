@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from penstock.arrays.ragged import offsets_of
 from penstock.arrays.text import arrow_of, flags
+from penstock.chat.chosen_rows import chosen_rows
 from penstock.chat.compile.layouts import Flat, flat_conversations, flat_messages
 from penstock.chat.compile.prover import Layouts
 from penstock.chat.formats import conversations, good_rows, sides_of
@@ -96,7 +97,7 @@ def _foreign(renderer: Renderer, flat: Flat, others: Flags) -> dict[int, str]:
 
 def _conversations_of(batch: pa.RecordBatch, name: str, rows: Ints) -> list[Conversation]:
     """Some rows of a batch; a problem has the number of its row in the batch."""
-    taken = batch if len(rows) == batch.num_rows else batch.take(arrow_of(rows))
+    taken = batch if len(rows) == batch.num_rows else chosen_rows(batch, rows)
     converted = zip(conversations(taken, name), rows.tolist())
     numbered = [row.at(number) if isinstance(row, RowProblem) else row for row, number in converted]
     return [row[0] for row in good_rows(numbered)]
