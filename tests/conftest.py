@@ -8,6 +8,7 @@ it every run draws new examples, all of them, and may find new failures.
 from __future__ import annotations
 
 import gc
+import importlib.util
 import itertools
 import os
 import re
@@ -53,6 +54,7 @@ os.environ["XDG_DATA_HOME"] = f"{_CACHE.name}/data"
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 _FSYNC = os.fsync
+_HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 def _checked(handle: Any) -> None:
@@ -72,6 +74,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if is_hypothesis_test(test) and asked is not None:  # a state machine has none
             fewer = min(asked.max_examples, max(10, asked.max_examples // 2))
             test._hypothesis_internal_use_settings = settings(asked, max_examples=fewer)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_pyfunc_call() -> Generator[None, object, object]:
+    """Skip the tests of torch where it is not installed: it is the backend of loaders that name none."""
+    try:
+        return (yield)
+    except ModuleNotFoundError as error:
+        if error.name == "torch" and not _HAS_TORCH:
+            pytest.skip("torch is not installed")
+        raise
 
 
 @pytest.hookimpl(wrapper=True)

@@ -94,7 +94,10 @@ def _open_fsspec(url: str) -> tuple[FileSystem, str]:
     try:
         filesystem, path = answered(url, lambda: fsspec.core.url_to_fs(url, **_web_options(url)))
     except ImportError as error:
-        raise ConfigError(f"{shown(url)!r} needs a package that is not installed: {error}") from error
+        raise ConfigError(
+            f"{shown(url)!r} needs a package that is not installed: {error}; for https://, install it with: "
+            "pip install 'penstock[cloud]'"
+        ) from error
     except (ValueError, TypeError) as error:
         known = ", ".join(f"{scheme}://" for scheme in ("s3", "gs", "abfs", "hdfs", "hf", "https", "file"))
         raise ConfigError(f"{shown(url)!r} cannot be opened: {error}; such as {known} can") from error

@@ -598,6 +598,7 @@ with loader:
 def test_the_end_of_the_trainer_ends_its_processes_and_leaves_no_memory(
     corpus: list[Path], end: int, workers: int, processes: int
 ) -> None:
+    pytest.importorskip("torch")  # of the program
     trainer = subprocess.Popen(
         [sys.executable, "-c", LOOP, str(corpus[0]), str(workers)],
         stdin=subprocess.PIPE,
