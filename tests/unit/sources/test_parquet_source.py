@@ -569,3 +569,12 @@ def test_rows_whose_delivery_was_interrupted_are_read_again(tmp_path: Path, erro
     assert len(found) == 200
     read()
     assert found == list(range(1000))
+
+
+def test_rows_that_are_wider_than_the_first_ones_keep_to_the_budget(tmp_path: Path) -> None:
+    texts = [""] * 1000 + ["y" * 8000] * 40_000  # a few kilobytes in the file, 320 MB in memory
+    pq.write_table(pa.table({"id": range(41_000), "text": texts}), tmp_path / "a.parquet", row_group_size=41_000)
+    del texts
+    pipeline = Pipeline(ParquetSource(tmp_path / "a.parquet"), config=PipelineConfig(workers=2), budget="64 MiB")
+    assert sum(batch.num_rows for batch in pipeline) == 41_000
+    assert pipeline.budget.peak < 80 << 20

@@ -345,8 +345,28 @@ class ParquetReader:
             self._ranges.plan(self._spans(group))
         probe = next(self._iterate(group, _PROBE_ROWS, use_threads=False), None)
         if probe is not None and probe.num_rows:
-            self._row_bytes = probe.nbytes / probe.num_rows
+            self._row_bytes = max(probe.nbytes / probe.num_rows, self._repeated_bytes(group))
             self._width.note(metadata, self._columns, self._row_bytes)
+
+    def _repeated_bytes(self, group: int) -> float:
+        """Bytes that texts kept in dictionaries take in a row, by the mean of each dictionary; 0 for a remote file.
+
+        In the file each of them counts once, and the first rows may have shorter ones than the others.
+        """
+        metadata = self._file.metadata
+        chunks = _chunks(metadata.row_group(group), self._columns)
+        texts = [chunk for chunk in chunks if chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY"]
+        names = [chunk.path_in_schema for chunk in texts if "." not in chunk.path_in_schema]
+        if not names or self._ranges is not None:
+            return 0.0
+        options: Any = {"read_dictionary": names, "pre_buffer": False, "buffer_size": _READ_AHEAD_BYTES}
+        try:
+            with pq.ParquetFile(self._path, metadata=metadata, **options) as file:
+                probe = next(file.iter_batches(_PROBE_ROWS, row_groups=[group], columns=names, use_threads=False))
+        except (pa.ArrowException, OSError, StopIteration):
+            return 0.0  # damage is reported when the rows are read
+        found = [column.dictionary for column in probe.columns if pa.types.is_dictionary(column.type)]
+        return float(sum(each.nbytes / max(1, len(each)) for each in found))
 
     def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
         while self._ahead and self._ahead[0][0] < group:
