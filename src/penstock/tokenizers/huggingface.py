@@ -42,7 +42,7 @@ from penstock.tokenizers.documents import (
     model_place,
     passed_over_conflict,
 )
-from penstock.tokenizers.normal_form import changed_by_nfc
+from penstock.tokenizers.normal_form import changed_by_nfc, made_by_nfc
 from penstock.tokenizers.verification import BYTE_PAIRS
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class HuggingFaceReference:
         conflict = conflict or self._normal_conflict(added)
         if conflict:
             return f"it does not support {conflict}"
-        traps = changed_by_nfc() if self._in_raw_text(added) else None
+        traps = changed_by_nfc() if self._in_raw_text(added) or self._in_normal_words(added) else None
         document = orjson.dumps(self._config | {"added_tokens": added})
         return FastModel(lambda: gigatoken.Tokenizer.from_json(document).backend, traps=traps)
 
@@ -208,6 +208,15 @@ class HuggingFaceReference:
         """
         normalized = any(token.get("normalized") for token in added)
         return normalized and bool(self._normalizing) and not self._byte_fallback
+
+    def _in_normal_words(self, added: list[dict[str, Any]]) -> bool:
+        """True if gigatoken may find in the normalised text a token that `tokenizers` looks for in the text as it is.
+
+        It takes a normalised word for an added token if that is all of the word.
+        """
+        if not self._normalizing or not self._byte_level:
+            return False
+        return any(made_by_nfc(token["content"]) for token in added if not token.get("normalized"))
 
     def _normal_conflict(self, added: list[dict[str, Any]]) -> str | None:
         """Property of added tokens with which normalisation changes where they are found; None without.

@@ -15,6 +15,8 @@ ASSIGNED = 0x40000
 """Code points from here on are taken for unassigned, tags and variation selectors too."""
 SURROGATES = range(0xD800, 0xE000)
 SYLLABLES = range(0xAC00, 0xD7A4)
+MADE_ASCII = frozenset("K;`")
+"""Of the Kelvin sign, the Greek question mark and a Greek accent."""
 VOWELS, FINALS = range(0x1161, 0x1176), range(0x11A8, 0x11C3)
 """Parts of Hangul syllables, which combine by rule."""
 
@@ -27,6 +29,11 @@ def changed_by_nfc() -> str:
     runs = ([point for _, point in run] for _, run in itertools.groupby(enumerate(unsure), lambda at: at[1] - at[0]))
     ranges = "".join(f"\\x{{{run[0]:x}}}-\\x{{{run[-1]:x}}}" for run in runs)
     return f"[{ranges}\\x{{{ASSIGNED:x}}}-\\x{{10ffff}}]"
+
+
+def made_by_nfc(text: str) -> bool:
+    """True if NFC may make this text of another one: of ASCII characters, it makes three of others."""
+    return unicodedata.is_normalized("NFC", text) and not (text.isascii() and MADE_ASCII.isdisjoint(text))
 
 
 def _is_unsure(character: str) -> bool:

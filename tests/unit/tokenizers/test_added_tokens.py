@@ -45,12 +45,12 @@ def loaded(given: tokenizers.Tokenizer) -> LoadedTokenizer:
     return made
 
 
-def assert_same(theirs: tokenizers.Tokenizer, texts: list[str]) -> LoadedTokenizer:
+def assert_same(theirs: tokenizers.Tokenizer, texts: list[str], *, parse_special: bool = False) -> LoadedTokenizer:
     """The tokenizer of penstock, which gives the same ids."""
     tokenizer = loaded(theirs)
     expected = tokenizers.Tokenizer.from_str(theirs.to_str())
-    expected.encode_special_tokens = True
-    made = tokenizer.encode(pa.array(PLAIN_ROWS + texts)).to_pylist()[len(PLAIN_ROWS) :]
+    expected.encode_special_tokens = not parse_special
+    made = tokenizer.encode(pa.array(PLAIN_ROWS + texts), parse_special=parse_special).to_pylist()[len(PLAIN_ROWS) :]
     assert made == [one.ids for one in expected.encode_batch(texts, add_special_tokens=False)]
     return tokenizer
 
@@ -105,6 +105,34 @@ def test_only_rows_that_normalisation_may_change_take_the_reference(monkeypatch:
 def test_other_normalisations_are_left_to_the_reference(normalizer: Any, word: str, text: str, reason: str) -> None:
     tokenizer = assert_same(with_tokens("gpt2", token(word), normalizer=normalizer), [text])
     assert re.search(reason, tokenizer.slow_because() or "")
+
+
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize(
+    ("word", "texts"),
+    [
+        ("c\u00e9", ["ce\u0301", "c\u00e9", "a ce\u0301"]),
+        ("Kb", ["\u212ab", "Kb"]),
+        ("\u093cx", ["\u017f\u093c\u0307x", "\u093cx"]),
+        ("각", ["\u1100\u1161\u11a8", "각"]),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen", "gpt2"])
+def test_a_normalised_word_is_no_token_of_the_text_as_it_is(
+    name: str, word: str, texts: list[str], special: bool
+) -> None:
+    theirs = with_tokens(name, token(word, normalized=False, special=special), normalizer=normalizers.NFC())
+    for text in texts:  # a word is a row of its own
+        assert_same(theirs, [text], parse_special=special)
+    assert assert_same(theirs, ["日本語 한국어 Привет"]).slow_because() is None
+
+
+@pytest.mark.parametrize("normalizer", [normalizers.NFKC(), normalizers.NFD(), normalizers.Lowercase()])
+def test_words_of_other_normalisations_are_no_tokens_of_the_text_as_it_is(normalizer: Any) -> None:
+    theirs = with_tokens("gpt2", *(token(word, normalized=False) for word in ("fi", "e\u0301", "abc")))
+    theirs.normalizer = normalizer
+    for text in ("ﬁ", "\u00e9", "ABC"):
+        assert_same(theirs, [text])
 
 
 @pytest.mark.parametrize("normalizer", [normalizers.NFC(), normalizers.Sequence([])])

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import normalizers
 
 from penstock.arrays.text import flags
-from penstock.tokenizers.normal_form import changed_by_nfc
+from penstock.tokenizers.normal_form import MADE_ASCII, changed_by_nfc, made_by_nfc
 
 EVERY = [chr(point) for point in itertools.chain(range(0xD800), range(0xE000, 0x110000))]
 
@@ -48,3 +48,11 @@ def test_usual_text_is_not_found(text: str) -> None:
 @pytest.mark.parametrize("text", ["e\u0301", "\u212b", "\u1112\u1161", "क\u093c", "\u0378", "\U000e0100", "\U000f0000"])
 def test_marks_and_characters_with_another_form_are_found(text: str) -> None:
     assert found([f"a {text} b"]) == [True]
+
+
+def test_nfc_makes_three_characters_of_ascii_of_others() -> None:
+    made = {letter for each in EVERY if not each.isascii() for letter in unicodedata.normalize("NFC", each)}
+    assert {letter for letter in made if letter.isascii()} == set(MADE_ASCII)
+    assert [made_by_nfc(text) for text in ("<|im_start|>", "OK", "é", "e\u0301", "각", "")] == [
+        *(False, True, True, False, True, False),
+    ]
