@@ -7,6 +7,7 @@ loaded from its file in some 30 ms, by llvmlite alone.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import importlib.util
@@ -17,7 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -292,6 +293,17 @@ def _is_interpreter() -> bool:
     return bool(sys.executable) and not getattr(sys, "frozen", False)
 
 
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    lock = FileLock(path)
+    if not lock.acquire(_WAIT_SECONDS):
+        raise TimeoutError(f"{path} was held for {_WAIT_SECONDS} s by another process")
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def _compile_elsewhere(module: str, file: Path) -> None:
     """Have another process compile a module, and wait for it; nothing if a process of somebody else does it."""
     # What is kept is for every run to come: nothing that one of them wants of numba or of warnings goes into it.
@@ -303,21 +315,21 @@ def _compile_elsewhere(module: str, file: Path) -> None:
     code = _COMPILE.format(path=path, own=__name__, module=module)
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lock = FileLock(file.with_suffix(".lock"))
-        if not lock.acquire(_WAIT_SECONDS):  # wait here: a process that waits takes a hundred megabytes
-            return
-        lock.release()
-        if file.exists():
-            return
-        subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=file.parent,  # numba reads options from the working directory
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=env,
-            start_new_session=True,  # Ctrl-C is for those who read
-            check=False,
-        )
+        # Wait here: a process that waits takes a hundred megabytes.
+        with _held(file.with_suffix(".starting")):
+            with _held(file.with_suffix(".lock")):  # of one that lives longer than the process that has started it
+                pass
+            if file.exists():
+                return
+            subprocess.run(
+                [sys.executable, "-c", code],
+                cwd=file.parent,  # numba reads options from the working directory
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env=env,
+                start_new_session=True,  # Ctrl-C is for those who read
+                check=False,
+            )
     except (OSError, ValueError) as error:
         log.info("no machine code of %s: %s", module, error)

@@ -220,7 +220,10 @@ class RecordSource(Source):
         return Decoded(batch, rows=tuple(RecordSpans(block).filled().tolist()) if batch.num_rows < records else None)
 
     def next_batch(self, max_rows: int) -> pa.RecordBatch | None:
-        """Rows without an engine. A bad record raises in its place; the next call continues after it."""
+        """Rows without an engine. A bad record raises in its place; the next call continues after it.
+
+        Where no record is to blame for an error, the next call reads the same rows again: see `skip_file`.
+        """
         while self._pending is None:
             place = self._place()
             block = self.next_block(_BATCH_BYTES)

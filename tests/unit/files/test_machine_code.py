@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,7 +204,8 @@ def test_no_process_is_started_while_another_one_compiles(
     acquire = machine_code.FileLock.acquire
 
     def acquired(self: machine_code.FileLock, *given: Any) -> bool:
-        waiting.set()
+        if self.path.suffix == ".lock":
+            waiting.set()
         return acquire(self, *given)
 
     file = machine_code.code_file(name, pytest.importorskip("llvmlite.binding"))
@@ -220,6 +222,32 @@ def test_no_process_is_started_while_another_one_compiles(
     functions = code.wait()
     assert functions is not None
     assert functions["double"](4) == 8
+
+
+def test_programs_that_begin_together_start_one_process(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, started = write_module(tmp_path, "kernels_of_many", "return 2 * number"), []
+    all_there = threading.Barrier(3)
+
+    def run(*_: Any, **__: Any) -> None:
+        started.append(name)
+        time.sleep(0.2)  # the process imports, and has no lock yet
+        compile_module(name)
+
+    def wait() -> None:
+        all_there.wait(60)
+        found.append(MachineCode(name).wait())
+
+    found: list[Any] = []
+    monkeypatch.setattr(subprocess, "run", run)
+    threads = [threading.Thread(target=wait) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [functions["double"](4) for functions in found] == [8, 8, 8]
+    assert started == [name]
 
 
 @pytest.mark.parametrize(("name", "value"), [("frozen", True), ("executable", None), ("executable", "")])
