@@ -82,9 +82,12 @@ def test_torchrun_on_two_nodes_resumes_the_run_of_one_process(
     script = CLUSTER / "torchrun_loop.py"
     train_here(script, tmp_path, 2, monkeypatch)
     launcher = ["-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1"]
-    meet = ["--rdzv-backend=c10d", "--rdzv-endpoint=127.0.0.1:29500"]
-    command = [sys.executable, *launcher, *meet, script, tmp_path, "--steps", 4]
-    with network.popen(*command, **ENVIRONMENT) as one, network.popen(*command, **ENVIRONMENT) as other:
+    # Not by c10d: there each launcher asks the other one's store for new nodes, and fails if that one has just ended.
+    meet = ["--master-addr=127.0.0.1", "--master-port=29500"]
+    nodes = [
+        [sys.executable, *launcher, *meet, f"--node-rank={node}", script, tmp_path, "--steps", 4] for node in (0, 1)
+    ]
+    with network.popen(*nodes[0], **ENVIRONMENT) as one, network.popen(*nodes[1], **ENVIRONMENT) as other:
         printed = one.result() + other.result()
     assert "step 4 on 2 ranks" in printed
     assert_trained_on_every_batch_once(tmp_path, 4, [1, 1, 2, 2])
