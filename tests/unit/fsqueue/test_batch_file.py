@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -137,8 +138,11 @@ def test_a_named_pipe_in_place_of_a_file_is_an_error_and_nobody_waits_for_its_wr
     target = path / "queue.json" if name == "queue.json" else path / "train" / names(path)[0]
     target.unlink()
     os.mkfifo(target)
-    with pytest.raises((DataError, OSError), match="no regular file") as caught:
-        take(consumer(path), 1)
+    with (
+        pytest.raises((DataError, OSError), match="no regular file") as caught,
+        contextlib.closing(consumer(path)) as broken,
+    ):
+        take(broken, 1)
     assert str(path) in str(caught.value)
 
 

@@ -244,6 +244,7 @@ def test_the_template_of_live_rollouts_is_named_where_they_are_read(tmp_path: Pa
         source.append(TALK)
         source.finish() if isinstance(source, RolloutQueue) else source.close()
         rollouts(source, rollout_batch_size=4)
+        source.close()
 
 
 def test_rollouts_are_grouped_by_equal_prompts_or_by_size(caplog: pytest.LogCaptureFixture) -> None:

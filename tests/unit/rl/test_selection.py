@@ -156,7 +156,8 @@ def test_groups_of_different_prompts_pass_where_that_is_asked_for(tmp_path: Path
     )
     for live in (buffer, queue):
         live.append(rows)
-        assert make(live, group_prompts="any", rollout_batch_size=2).get_batch().num_rollouts == 2
+        with make(live, group_prompts="any", rollout_batch_size=2) as loader:
+            assert loader.get_batch().num_rollouts == 2
         live.close()
     for refuse in (make, read_rollouts):
         with pytest.raises(ConfigError, match="group_prompts"):

@@ -221,7 +221,7 @@ def test_a_crash_at_any_step_of_publishing_is_made_good_by_flushing_again(
                 sink.consume(batch)
                 token = sink.checkpoint()
             with pytest.MonkeyPatch.context() as patch:
-                steps = Dying(patch, step)
+                steps = Dying(patch, step, home)
                 with contextlib.suppress(KilledError):
                     sink.flush()
             fresh = kind(path)
@@ -241,21 +241,27 @@ class KilledError(BaseException):
 
 
 class Dying:
-    """Lets so many changes to the file system happen, and none after them."""
+    """Lets so many changes happen in a directory, and none after them.
 
-    def __init__(self, patch: pytest.MonkeyPatch, after: int) -> None:
+    Other threads of the process, as those of heartbeats, change files elsewhere.
+    """
+
+    def __init__(self, patch: pytest.MonkeyPatch, after: int, home: Path) -> None:
         self.names: list[str] = []
         self.died = False
+        self.home = home
         for owner, name in ((os, "rename"), (os, "replace"), (os, "rmdir"), (os, "unlink"), (shutil, "rmtree")):
             patch.setattr(owner, name, self._wrapped(name, getattr(owner, name), after))
 
     def _wrapped(self, name: str, function: Any, after: int) -> Any:
-        def call(*args: Any, **options: Any) -> Any:
+        def call(path: Any, *args: Any, **options: Any) -> Any:
+            if Path(path).is_absolute() and not Path(path).is_relative_to(self.home):
+                return function(path, *args, **options)
             if len(self.names) >= after:
                 self.died = True
                 raise KilledError(name)
             self.names.append(name)
-            return function(*args, **options)
+            return function(path, *args, **options)
 
         return call
 
