@@ -1,4 +1,4 @@
-"""Parquet files joined without decoding: pages as they are, and one footer for all row groups.
+"""Parquet files joined and measured without decoding: pages as they are, and one footer for all row groups.
 
 A page header has no positions, so the bytes of a row group are the same wherever it stands; positions are in the
 footer, a struct of Thrift's compact protocol. So row groups can be encoded by several threads, each as a file of its
@@ -11,9 +11,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-__all__ = ["MAGIC", "join_footers", "split_file"]
+__all__ = ["MAGIC", "PAGE_HEADER_BYTES", "dictionary_entry_bytes", "join_footers", "split_file"]
 
 MAGIC = b"PAR1"
+PAGE_HEADER_BYTES = 64
+"""As many as the header of a dictionary page has at most."""
 _LENGTH = struct.Struct("<I")
 _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _MAP, _STRUCT = 1, 2, 3, 7, 8, 9, 10, 11, 12
 
@@ -24,6 +26,8 @@ _CHUNK_META, _CHUNK_POSITIONS = 3, (2, 4, 6)
 """Of a column chunk: its metadata; position of that, of the offset index and of the column index."""
 _META_POSITIONS = (9, 10, 11, 14)
 """Of the metadata: positions of the data pages, the index pages, the dictionary page and the Bloom filter."""
+_PAGE_TYPE, _PAGE_SIZE, _PAGE_DICTIONARY = 1, 2, 7
+_DICTIONARY_PAGE, _DICTIONARY_ENTRIES = 2, 1
 
 Field = tuple[int, int, Any]
 """Number, type and value of a field."""
@@ -71,6 +75,19 @@ def join_footers(footers: Sequence[bytes | memoryview], shifts: Sequence[int]) -
         start = reader.at
     out.append(0)
     return bytes(out) + _LENGTH.pack(len(out)) + MAGIC
+
+
+def dictionary_entry_bytes(header: bytes | memoryview) -> tuple[float, int]:
+    """Mean size of a text in a dictionary page, and the size of all, by the header of the page; 0 if it is none."""
+    try:
+        page = {number: value for number, _, value in _Reader(header).struct()}
+        entries = {number: value for number, _, value in page[_PAGE_DICTIONARY]}[_DICTIONARY_ENTRIES]
+        size = page[_PAGE_SIZE]
+    except (IndexError, KeyError, TypeError, ValueError):
+        return 0.0, 0
+    if page.get(_PAGE_TYPE) != _DICTIONARY_PAGE or entries <= 0 or size <= 0:
+        return 0.0, 0
+    return size / entries, size
 
 
 def _move_group(reader: _Reader, out: bytearray, shift: int, ordinal: int) -> None:

@@ -297,7 +297,8 @@ class ResidentWatch:
 
     And `give_back`, called by each thread after a batch: once the process has grown nearly as much as the budget since
     the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done
-    while there is room. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
+    while there is room; with a small budget it is done from the first batch on, which may take half of it before the
+    first look. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
 
     What stages loaded for the run, such as the tables of a tokenizer (`loaded` bytes), is a standing charge, up to half
     of the budget: they may be larger than all of it, and the rows need the other half.
@@ -308,7 +309,7 @@ class ResidentWatch:
         self._loaded = min(loaded, budget.capacity // 2) if loaded >= LOADED_LEAST_BYTES else 0
         self._before = resident_bytes()
         self._aside = 0
-        self._tight = False
+        self._tight = budget.capacity <= 2 * _NEARLY_BYTES
 
     def begin(self) -> None:
         capacity = self._budget.capacity

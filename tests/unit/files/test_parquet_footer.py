@@ -9,8 +9,16 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from penstock.files.parquet_footer import MAGIC, join_footers, split_file
+from penstock.files.parquet_footer import (
+    MAGIC,
+    PAGE_HEADER_BYTES,
+    dictionary_entry_bytes,
+    join_footers,
+    split_file,
+)
 
 WIDE = pa.table({f"column {number}": [number, None, -number] for number in range(40)})
 TABLES = {
@@ -84,3 +92,29 @@ def test_footers_of_many_columns_are_joined_in_little_more_memory_than_they_take
         tracemalloc.stop()
     # As Python values, the footers took thirty times their size.
     assert peak < 5 * len(made)
+
+
+def dictionary_page(texts: list[str], **options: Any) -> bytes:
+    data = whole([pa.table({"text": texts})], **options)
+    start = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0).dictionary_page_offset
+    return data[start : start + PAGE_HEADER_BYTES]
+
+
+@given(
+    st.lists(st.text(max_size=300), min_size=1, max_size=50),
+    st.sampled_from([{"compression": "none"}, {"compression": "zstd", "write_page_checksum": True}]),
+)
+def test_the_mean_text_of_a_dictionary_is_in_the_header_of_its_page(texts: list[str], options: dict[str, Any]) -> None:
+    dictionary = pa.array(texts).dictionary_encode().dictionary
+    lengths = sum(len(text.as_py().encode()) for text in dictionary)
+    size = lengths + 4 * len(dictionary)
+    assert dictionary_entry_bytes(dictionary_page(texts, **options)) == (size / len(dictionary), size)
+
+
+@given(st.binary(max_size=PAGE_HEADER_BYTES))
+def test_bytes_that_are_no_dictionary_page_have_no_mean(data: bytes) -> None:
+    width, size = dictionary_entry_bytes(data)
+    assert (width > 0) == (size > 0)
+    page = dictionary_page(["a", "b"])
+    assert dictionary_entry_bytes(page[:3]) == (0.0, 0)
+    assert dictionary_entry_bytes(bytes([page[0], 0]) + page[2:]) == (0.0, 0), "that is a data page"

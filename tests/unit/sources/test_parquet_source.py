@@ -571,8 +571,11 @@ def test_rows_whose_delivery_was_interrupted_are_read_again(tmp_path: Path, erro
     assert found == list(range(1000))
 
 
-def test_rows_that_are_wider_than_the_first_ones_keep_to_the_budget(tmp_path: Path) -> None:
-    texts = [""] * 1000 + ["y" * 8000] * 40_000  # a few kilobytes in the file, 320 MB in memory
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_that_are_wider_than_the_first_ones_keep_to_the_budget(tmp_path: Path, nested: bool) -> None:
+    texts = pa.array([""] * 1000 + ["y" * 8000] * 40_000)  # a few kilobytes in the file, 320 MB in memory
+    if nested:
+        texts = pa.ListArray.from_arrays(pa.array(range(0, 41_001), pa.int32()), texts)
     pq.write_table(pa.table({"id": range(41_000), "text": texts}), tmp_path / "a.parquet", row_group_size=41_000)
     del texts
     pipeline = Pipeline(ParquetSource(tmp_path / "a.parquet"), config=PipelineConfig(workers=2), budget="64 MiB")

@@ -165,6 +165,15 @@ def test_a_pipeline_requests_each_row_group_once(s3_url: str, proxy: Proxy, rows
     assert proxy.bytes_down - before < 3.3 * len(data)
 
 
+def test_rows_that_are_wider_than_the_first_ones_keep_to_the_budget(s3_url: str) -> None:
+    texts = [""] * 1000 + ["y" * 8000] * 20_000
+    put(f"{s3_url}/a.parquet", parquet(pa.table({"id": range(21_000), "text": texts}), row_group_size=21_000))
+    del texts
+    pipeline = Pipeline(ParquetSource(f"{s3_url}/a.parquet"), budget="64 MiB")
+    assert sum(batch.num_rows for batch in pipeline) == 21_000
+    assert pipeline.budget.peak < 80 << 20
+
+
 def test_footers_are_requested_once(s3_url: str, proxy: Proxy) -> None:
     for number in range(5):
         put(f"{s3_url}/{number}.parquet", parquet(TABLE.slice(0, 10)))

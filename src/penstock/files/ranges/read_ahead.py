@@ -95,6 +95,13 @@ class _Lane:
         start, _, answer = self._parts[0]
         return start, memoryview(answer.result())
 
+    def held_at(self, start: int, stop: int) -> memoryview | None:
+        """The bytes from `start` on, up to `stop`, of the first part, if they are in it."""
+        if not self._parts or not self._parts[0][0] <= start < self._parts[0][1]:
+            return None
+        first, _, answer = self._parts[0]
+        return memoryview(answer.result())[start - first : stop - first]
+
     def close(self) -> None:
         while self._parts:
             self._drop()
@@ -401,6 +408,12 @@ class RangeFile(_SeekableFile):
             pieces.append(data)
             start += len(data)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    def held(self, start: int, stop: int) -> memoryview | None:
+        """The bytes from `start` on, up to `stop`, if they were requested and are still here."""
+        number = bisect_right(self._starts, start) - 1
+        lane = self._lanes[number] if number >= 0 else None
+        return None if lane is None else lane.held_at(start, stop)
 
     def _piece(self, start: int, stop: int) -> memoryview:
         number = bisect_right(self._starts, start) - 1

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.files.checksums import Checksums
+from penstock.files.parquet_footer import PAGE_HEADER_BYTES, dictionary_entry_bytes
 from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
@@ -349,24 +350,27 @@ class ParquetReader:
             self._width.note(metadata, self._columns, self._row_bytes)
 
     def _repeated_bytes(self, group: int) -> float:
-        """Bytes that texts kept in dictionaries take in a row, by the mean of each dictionary; 0 for a remote file.
+        """Bytes that texts kept in dictionaries take in a row, by the mean of each dictionary.
 
         In the file each of them counts once, and the first rows may have shorter ones than the others.
         """
-        metadata = self._file.metadata
-        chunks = _chunks(metadata.row_group(group), self._columns)
+        metadata, ranges = self._file.metadata.row_group(group), self._ranges
+        chunks = _chunks(metadata, self._columns)
         texts = [chunk for chunk in chunks if chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY"]
-        names = [chunk.path_in_schema for chunk in texts if "." not in chunk.path_in_schema]
-        if not names or self._ranges is not None:
-            return 0.0
-        options: Any = {"read_dictionary": names, "pre_buffer": False, "buffer_size": _READ_AHEAD_BYTES}
-        try:
-            with pq.ParquetFile(self._path, metadata=metadata, **options) as file:
-                probe = next(file.iter_batches(_PROBE_ROWS, row_groups=[group], columns=names, use_threads=False))
-        except (pa.ArrowException, OSError, StopIteration):
-            return 0.0  # damage is reported when the rows are read
-        found = [column.dictionary for column in probe.columns if pa.types.is_dictionary(column.type)]
-        return float(sum(each.nbytes / max(1, len(each)) for each in found))
+        total = 0.0
+        with contextlib.ExitStack() as stack:
+            opened = stack.enter_context(open(self._path, "rb", buffering=0)) if texts and ranges is None else None
+            for chunk in texts:
+                start = chunk.dictionary_page_offset
+                if opened is not None:
+                    opened.seek(start)
+                    header = opened.read(PAGE_HEADER_BYTES)
+                else:
+                    header = ranges and ranges.held(start, start + PAGE_HEADER_BYTES)
+                width, size = dictionary_entry_bytes(header or b"")
+                if size <= chunk.total_uncompressed_size:  # or it is damaged, which reading the rows will tell
+                    total += width * int(chunk.num_values)
+        return total / max(1, int(metadata.num_rows))
 
     def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
         while self._ahead and self._ahead[0][0] < group:
