@@ -15,9 +15,11 @@ import numpy as np
 from penstock.arrays.hashes import Words
 from penstock.corpus.dedup.minhash import frozen
 from penstock.corpus.kernels import PLAIN, kernel
+from penstock.files.machine_code import Functions, MachineCode
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
+KERNELS = MachineCode("penstock.corpus.dedup.key_kernels", __file__)
 _FEWEST_SLOTS = 1 << 10
 _CHUNK = 1 << 15
 _ZERO = np.uint64(0)
@@ -30,6 +32,8 @@ class KeyTable:
         self._width = width
         self._slots: Words = np.zeros((_FEWEST_SLOTS, width), np.uint64)
         self.stored = 0
+        self.kernels: Functions | None = None
+        """Machine code for one key a row; None: NumPy, with hundreds of short calls for a batch."""
 
     @property
     def nbytes(self) -> int:
@@ -49,6 +53,11 @@ class KeyTable:
             return
         old = copy(self)
         self._slots = np.zeros((slots, self._width), np.uint64)
+        if self.kernels is not None:
+            self.kernels["move_keys"](
+                old._slots.ctypes.data, len(old._slots), self._slots.ctypes.data, self._bits, self._width
+            )
+            return
         for start in range(0, len(old._slots), _CHUNK):
             part = old._slots[start : start + _CHUNK]
             _place(self._slots, self._shift, part.take(np.flatnonzero(part[:, 0]), axis=0))
@@ -58,8 +67,9 @@ class KeyTable:
 
         `keys` has a row, a band and a word axis. There must be room for all of them: see `grow_for`.
         """
-        if keys.shape[1] == 1:  # no compiler needed: exact deduplication hashes texts for longer than this takes
-            duplicate, fresh = self._add_single(keys[:, 0], None if known is None else known[:, 0])
+        if keys.shape[1] == 1:  # exact deduplication, which needs no compiler
+            add = self._add_single if self.kernels is None else self._add_compiled
+            duplicate, fresh = add(keys[:, 0], None if known is None else known[:, 0])
             self.stored += len(fresh)
             return duplicate, fresh
         duplicate = np.zeros(len(keys), np.bool_)
@@ -78,6 +88,19 @@ class KeyTable:
         is_new = _place(self._slots, self._shift, keys.take(firsts, axis=0))
         duplicate[firsts[~is_new]] = True
         return duplicate, keys.take(firsts[is_new], axis=0)
+
+    def _add_compiled(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
+        """`add_rows` for one key a row, with machine code."""
+        assert self.kernels is not None
+        keys, aside = np.ascontiguousarray(keys), np.zeros(1, np.uint64)
+        known = None if known is None else np.ascontiguousarray(known)
+        duplicate, fresh = np.zeros(len(keys), np.bool_), np.empty((len(keys), self._width), np.uint64)
+        added = self.kernels["add_keys"](
+            *(self._slots.ctypes.data, self._bits, self._width, keys.ctypes.data, len(keys)),
+            *((0, False) if known is None else (known.ctypes.data, True)),
+            *(duplicate.ctypes.data, fresh.ctypes.data, aside.ctypes.data),
+        )
+        return duplicate, fresh[:added]
 
     def remove(self, keys: Words) -> None:
         """Take out keys that are in it."""
@@ -117,8 +140,12 @@ class KeyTable:
         return len(self._slots)
 
     @property
+    def _bits(self) -> int:
+        return len(self._slots).bit_length() - 1
+
+    @property
     def _shift(self) -> np.uint64:
-        return np.uint64(64 - (len(self._slots).bit_length() - 1))
+        return np.uint64(64 - self._bits)
 
 
 def sort_keys(keys: Words) -> Words:

@@ -14,10 +14,11 @@ import numpy as np
 import xxhash
 
 from penstock.arrays.hashes import Words
-from penstock.corpus.dedup.key_table import Flags, KeyTable, sort_keys
+from penstock.corpus.dedup.key_table import KERNELS, Flags, KeyTable, sort_keys
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.atomic import open_own
 from penstock.files.locks import FileLock
+from penstock.files.machine_code import Functions
 from penstock.files.states import StateFormat
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import State
@@ -212,6 +213,9 @@ def _within(block: Words, keys: Words) -> Flags:
 DEFAULT_BYTES = 64 << 20
 _STATE = StateFormat("keys seen", "a deduplication")
 _AT_ONCE = 1 << 16
+_LOAD_KEYS, _COMPILE_KEYS = 1 << 15, 1 << 19
+_LOAD_LIMIT = 40 << 20
+"""Bytes for keys in a memory budget of 256 MiB, from which machine code is loaded, and from twice as many compiled."""
 
 
 class SeenKeys:
@@ -297,6 +301,7 @@ class SeenKeys:
 
         `keys` has three axes: rows, keys of a row, words of a key.
         """
+        self._table.kernels = self._kernels() if keys.shape[1] == 1 else None
         self._make_room(keys.shape[0] * keys.shape[1])
         known = None
         if self._runs is not None:
@@ -347,6 +352,12 @@ class SeenKeys:
         if self._table.stored + keys > self._table.most_keys(self._table_bytes):
             self._spill()
         self._table.grow_for(self._table.stored + keys)
+
+    def _kernels(self) -> Functions | None:
+        """Machine code for the table, once there are many keys, if there is memory for what loads or compiles it."""
+        if self._count < _LOAD_KEYS or self._limit < _LOAD_LIMIT:
+            return KERNELS.loaded
+        return KERNELS.functions(compile_missing=self._count >= _COMPILE_KEYS and self._limit >= 2 * _LOAD_LIMIT)
 
     def _spill(self) -> None:
         if not self._table.stored:

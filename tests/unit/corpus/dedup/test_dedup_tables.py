@@ -6,19 +6,37 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.arrays.hashes import Words
-from penstock.corpus.dedup import seen_keys as runs_module
-from penstock.corpus.dedup.key_table import KeyTable
-from penstock.corpus.dedup.seen_keys import KeyRuns
+from penstock.corpus.dedup import seen_keys
+from penstock.corpus.dedup.key_table import KERNELS, KeyTable
+from penstock.corpus.dedup.seen_keys import KeyRuns, SeenKeys
+from penstock.files.machine_code import Functions
 
 TOP = (1 << 64) - 1
 # Few different words, and many at both ends of the table: clusters, and keys that run over the end.
 firsts = st.sampled_from([1, 2, 3, 1 << 62, TOP, TOP - 1, TOP - 2, TOP - (1 << 53)]) | st.integers(1, TOP)
 seconds = st.sampled_from([0, 1, 7])
-relaxed = settings(deadline=None, max_examples=120)
+relaxed = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=["NumPy", "kernels"])
+def kernels(request: pytest.FixtureRequest) -> Functions | None:
+    """Machine code of the table, compiled by the first test that needs it; or none."""
+    if request.param == "NumPy":
+        return None
+    pytest.importorskip("numba")
+    found = KERNELS.wait()
+    assert found is not None
+    return found
+
+
+def new_table(width: int, kernels: Functions | None) -> KeyTable:
+    table = KeyTable(width)
+    table.kernels = kernels
+    return table
 
 
 def as_keys(rows: list[list[tuple[int, int]]], bands: int, width: int) -> Words:
@@ -33,9 +51,9 @@ def grouped(bands: int) -> st.SearchStrategy[list[list[tuple[int, int]]]]:
 @given(st.data(), st.integers(1, 2), st.integers(1, 3))
 @relaxed
 def test_a_row_is_a_duplicate_if_a_key_of_it_was_known_or_in_an_earlier_row(
-    data: st.DataObject, width: int, bands: int
+    kernels: Functions | None, data: st.DataObject, width: int, bands: int
 ) -> None:
-    table = KeyTable(width)
+    table = new_table(width, kernels)
     outside = {key[:width] for key in data.draw(st.sets(st.tuples(firsts, seconds), max_size=4))}
     seen: set[tuple[int, ...]] = set(outside)
     for rows in data.draw(st.lists(grouped(bands), max_size=4)):
@@ -62,12 +80,12 @@ def test_a_row_is_a_duplicate_if_a_key_of_it_was_known_or_in_an_earlier_row(
 @given(st.sets(st.tuples(firsts, seconds), max_size=40), st.data(), st.integers(1, 2))
 @relaxed
 def test_removed_keys_are_gone_and_the_others_are_still_found(
-    given_keys: set[tuple[int, int]], data: st.DataObject, width: int
+    kernels: Functions | None, given_keys: set[tuple[int, int]], data: st.DataObject, width: int
 ) -> None:
     cut = sorted({key[:width] for key in given_keys})
     out = data.draw(st.sets(st.sampled_from(cut))) if cut else set()
     keys = np.array(cut, np.uint64).reshape(-1, 1, width)
-    table = KeyTable(width)
+    table = new_table(width, kernels)
     table.add_rows(keys, None)
     table.remove(np.array(sorted(out), np.uint64).reshape(-1, width))
     assert table.stored == len(cut) - len(out)
@@ -75,9 +93,9 @@ def test_removed_keys_are_gone_and_the_others_are_still_found(
     assert duplicate.tolist() == [key not in out for key in cut]
 
 
-def test_a_table_grows_and_keeps_its_keys() -> None:
+def test_a_table_grows_and_keeps_its_keys(kernels: Functions | None) -> None:
     rng = np.random.default_rng(0)
-    table, total = KeyTable(1), 0
+    table, total = new_table(1, kernels), 0
     for size in (10, 1000, 30_000):
         keys = rng.integers(1, TOP, (size, 1, 1), np.uint64, endpoint=True)
         table.grow_for(table.stored + size)
@@ -91,9 +109,9 @@ def test_a_table_grows_and_keeps_its_keys() -> None:
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 2), st.sampled_from([7, 300, 700]))
-@settings(deadline=None, max_examples=16)
+@settings(relaxed, max_examples=16)
 def test_a_crowd_of_keys_at_the_end_of_the_table_runs_over_to_its_beginning(
-    seed: int, width: int, per_call: int
+    kernels: Functions | None, seed: int, width: int, per_call: int
 ) -> None:
     rng = np.random.default_rng(seed)
     keys = TOP - rng.integers(0, 1 << 50, (700, 1, width), np.uint64)
@@ -101,7 +119,7 @@ def test_a_crowd_of_keys_at_the_end_of_the_table_runs_over_to_its_beginning(
     keys[:, :, 1:] = rng.integers(0, 3, (700, 1, width - 1))
     keys[200:350] = rng.integers(1, TOP, (150, 1, width), np.uint64)
     order = [tuple(key) for key in keys[:, 0].tolist()]
-    table, seen = KeyTable(width), set[tuple[int, ...]]()
+    table, seen = new_table(width, kernels), set[tuple[int, ...]]()
     for start in range(0, 700, per_call):
         wanted = []
         for key in order[start : start + per_call]:
@@ -116,12 +134,35 @@ def test_a_crowd_of_keys_at_the_end_of_the_table_runs_over_to_its_beginning(
         assert [key[0] for key in kept] == sorted(key[0] for key in kept)
 
 
+@pytest.mark.parametrize(("nbytes", "loads", "compiles"), [(1 << 20, 0, 0), (40 << 20, 3, 0), (80 << 20, 3, 2)])
+def test_machine_code_is_for_many_keys_and_enough_memory(
+    monkeypatch: pytest.MonkeyPatch, nbytes: int, loads: int, compiles: int
+) -> None:
+    asked: list[bool] = []
+
+    class Asked:
+        loaded = None
+
+        def functions(self, *, compile_missing: bool) -> None:
+            asked.append(compile_missing)
+
+    monkeypatch.setattr(seen_keys, "KERNELS", Asked())
+    monkeypatch.setattr(seen_keys, "_LOAD_KEYS", 100)
+    monkeypatch.setattr(seen_keys, "_COMPILE_KEYS", 200)
+    seen = SeenKeys(1, nbytes=nbytes)
+    for start in range(1, 401, 100):
+        seen.add(np.arange(start, start + 100, dtype=np.uint64).reshape(-1, 1, 1))
+    assert (len(asked), sum(asked)) == (loads, compiles)
+    seen.add(np.arange(1000, 1400, dtype=np.uint64).reshape(-1, 2, 1))
+    assert len(asked) == loads, "rows of several keys have a kernel of numba's own"
+
+
 @given(st.lists(st.sets(st.tuples(firsts, seconds), max_size=20), max_size=9), st.integers(1, 2))
 @relaxed
 def test_runs_have_what_was_added_and_nothing_else(batches: list[set[tuple[int, int]]], width: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runs_module, "_BLOCK", 3)  # so that equal first words lie across blocks
-        patch.setattr(runs_module, "_PART", 5)
+        patch.setattr(seen_keys, "_BLOCK", 3)  # so that equal first words lie across blocks
+        patch.setattr(seen_keys, "_PART", 5)
         runs = KeyRuns(width, 512, None)
         held: set[tuple[int, ...]] = set()
         for batch in batches:
@@ -165,6 +206,6 @@ def test_the_filter_lets_few_unknown_keys_through_to_disk(monkeypatch: pytest.Mo
         asked = len(keys)
         return np.zeros(len(keys), np.bool_)
 
-    monkeypatch.setattr(runs_module._Run, "has", counted)
+    monkeypatch.setattr(seen_keys._Run, "has", counted)
     runs.has(rng.integers(1, TOP, (20_000, 1), np.uint64))
     assert 0 < asked < 400
