@@ -10,6 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from penstock._syntax import parse
+
 __all__ = ["attach"]
 
 
@@ -19,7 +21,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
     The stub is the one list of names, for type checkers and at run time; `from module import *` stands for the
     `__all__` of a module of penstock, which is read, not imported. Submodules are found too.
     """
-    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    stub = parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
     modules = {
         name: str(node.module)
         for node in stub.body
@@ -45,7 +47,7 @@ def attach(package: str, file: str) -> tuple[Callable[[str], Any], Callable[[], 
 def _all_of(module: str) -> list[str]:
     """The `__all__` of a module of penstock, from its source."""
     path = Path(__file__).parent.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             return list(ast.literal_eval(node.value))
     raise ImportError(f"{module} has no __all__, and a stub imports * from it; list its names there")

@@ -14,8 +14,10 @@ ROOT = Path(penstock.__file__).parent
 
 # From the bottom up. Names on one line are siblings and do not import each other.
 LEVELS = [
-    "_amounts errors _lazy",
+    "_amounts errors",
     "_forks _suggest",
+    "_syntax",
+    "_lazy",
     "_optional arrays",
     "html memory types",
     "files",

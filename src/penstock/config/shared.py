@@ -27,6 +27,7 @@ from typing import Any, Never, Self
 
 from penstock._forks import renewed
 from penstock._suggest import did_you_mean
+from penstock._syntax import parse
 from penstock.config.settings import KNOWN, Setting, check_settings, freeze, thaw
 from penstock.errors import ConfigError
 from penstock.files.filesystems import require_local
@@ -46,7 +47,7 @@ def run_file(path: Path, after_statement: Callable[[dict[str, Any]], None]) -> d
     namespace: dict[str, Any] = {"__name__": path.stem, "__file__": str(path)}
     with _IMPORT_LOCK, _importable(path.absolute().parent):
         try:
-            tree = ast.parse(source, str(path))
+            tree = parse(source, str(path))
             for statement in tree.body:
                 part = ast.Module([statement], type_ignores=[])
                 exec(compile(part, str(path), "exec", flags=_futures(tree), dont_inherit=True), namespace)

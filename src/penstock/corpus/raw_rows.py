@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from penstock import plugins
 from penstock._suggest import check_options, did_you_mean
+from penstock._syntax import parse
 from penstock.chat.formats import is_json_text
 from penstock.errors import ConfigError, DataError, ResumeError
 from penstock.files.content_hash import UnnamedError, content_hash
@@ -318,7 +319,7 @@ def built_in_transforms() -> Mapping[str, Callable[..., Any]]:
 def _as_option(call: str) -> str | Mapping[str, Any]:
     """`{"cast": {"id": "string"}}` for `Cast({'id': 'string'})`; what is no call of a built-in transform stays."""
     try:
-        node = ast.parse(call, mode="eval").body
+        node = parse(call, mode="eval").body
         if isinstance(node, ast.Name):
             node = ast.Call(node, [], [])
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) <= 1):

@@ -11,7 +11,6 @@ import ast
 import inspect
 import linecache
 import logging
-import threading
 from abc import ABC
 from collections.abc import Iterator
 from functools import lru_cache
@@ -21,15 +20,12 @@ from typing import Any, Generic
 
 import xxhash
 
-from penstock._forks import renewed
+from penstock._syntax import parse
 
 logger = logging.getLogger(__name__)
 
 # Fields of the syntax tree without meaning, or not present in every version of Python.
 _IGNORED = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
-# CPython 3.11 counts the depth of a tree for all threads together, and refuses one if two threads parse at once:
-# "SystemError: AST constructor recursion depth mismatch".
-_parsing = renewed(threading.Lock())
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -133,8 +129,7 @@ def _tree(file: str) -> ast.Module | None:
     linecache.checkcache(file)  # the file may have been edited
     text = "".join(linecache.getlines(file))
     try:
-        with _parsing:
-            return ast.parse(text) if text else None
+        return parse(text) if text else None
     except SyntaxError:
         return None
 

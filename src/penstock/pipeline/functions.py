@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
+from penstock._syntax import parse
 from penstock.errors import ConfigError, SchemaError
 from penstock.pipeline.chain import BrokenStageError
 from penstock.pipeline.stages import Transform
@@ -43,7 +44,7 @@ _SHORT = {"len": "utf8_length", "lower": "utf8_lower", "upper": "utf8_upper", "s
 def parse_expression(text: str) -> pc.Expression:
     """The Arrow expression that `text` describes; a bare name is a column, `a.b` a field of a struct column."""
     try:
-        tree = ast.parse(text.strip(), mode="eval")
+        tree = parse(text.strip(), mode="eval")
     except SyntaxError as error:
         raise ConfigError(f"not an expression: {text!r}: {error.msg} at column {error.offset}") from None
     made = _Translator(text).visit(tree.body)
