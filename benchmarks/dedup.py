@@ -9,9 +9,10 @@ Every case runs in a fresh process, interleaved. The clock of the MinHash peers 
 lists of Python strings or as an Arrow column, as they prefer. The clock of penstock starts with the Parquet file, or,
 for `penstock-memory`, with an Arrow table.
 Both sides of the exact cases read the same file: Parquet to the surviving ids (`exact`), Parquet to rows in memory
-(`exact-rows`: penstock returns them batch by batch, and so does `polars-exact-batches`), JSONL to Parquet
-(`exact-file`). Polars runs `unique(keep="first", maintain_order=True)`; `-hash` compares only 64-bit hashes, which
-gives nearly the same rows. Slow peers get fewer rows; rates are rows of 2 KB a second.
+(`exact-rows`: penstock returns them batch by batch, and so does `polars-exact-batches`; `exact-short`: thirty times as
+many rows of 100 bytes), JSONL to Parquet (`exact-file`). Polars runs `unique(keep="first", maintain_order=True)`;
+`-hash` compares only 64-bit hashes, which gives nearly the same rows. Slow peers get fewer rows; rates are rows of 2 KB
+a second.
 Words are runs of letters and digits, for all MinHash engines but datatrove.
 `CPU` is the time of all threads of the process, which is steadier on a busy machine (datatrove works in other
 processes, so its figure is almost zero).
@@ -20,6 +21,7 @@ processes, so its figure is almost zero).
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import time
@@ -35,6 +37,7 @@ from dedup_exact import EXACT, Dropped, as_jsonl, others, penstock
 from facts import report_facts
 
 VERSION = 1
+_SHORT_ROWS = 30
 EDITS = [0.0, 0.01, 0.02, 0.03]
 """Shares of replaced words in a copy; the copies of each share are 2.5% of the rows."""
 NGRAM, BANDS, ROWS = 5, 14, 8
@@ -253,6 +256,30 @@ def make_input(rows: int) -> Path:
     return path
 
 
+def make_short_input(rows: int) -> Path:
+    """Texts of some 100 bytes, of which a tenth are copies."""
+    from corpus import DATA
+
+    path = DATA / f"dedup-short-v{VERSION}-{rows}.parquet"
+    if path.exists():
+        return path
+    rng = np.random.default_rng(7)
+    original = np.where(rng.random(rows) < 0.1, (rng.random(rows) * np.arange(rows)).astype(np.int64), -1)
+    original[np.isin(original, np.flatnonzero(original >= 0))] = -1  # copies are of texts that are no copies
+    shown = np.where(original < 0, np.arange(rows), original).tolist()
+    columns = {
+        "id": np.arange(rows),
+        "text": [
+            f"{number} a short text, the number of which is {number * 7919} and the rest is the same"
+            for number in shown
+        ],
+        "original": original,
+        "edit": np.where(original < 0, -1.0, 0.0),
+    }
+    pq.write_table(pa.table(columns), path, row_group_size=50_000, compression="zstd")
+    return path
+
+
 def _edited(text: str, share: float, rng: np.random.Generator) -> str:
     words = text.split(" ")
     for at in rng.integers(0, len(words), round(share * len(words))).tolist() if share else ():
@@ -281,7 +308,8 @@ def quality(path: Path, dropped: Dropped) -> str:
     original, edit = truth.column("original").to_numpy(), truth.column("edit").to_numpy()
     copies = np.flatnonzero(original >= 0)
     found = np.isin(copies, dropped) | np.isin(original[copies], dropped)
-    recall = [found[edit[copies] == share].mean() for share in EDITS]
+    edited = [edit[copies] == share for share in EDITS]
+    recall = [found[share].mean() if share.any() else math.nan for share in edited]
     paired = np.union1d(copies, original[copies])
     precision = np.isin(dropped, paired).mean() if len(dropped) else 1.0
     return f"{' / '.join(f'{share:.3f}' for share in recall)}   {precision:.4f}"
@@ -310,7 +338,7 @@ def main() -> None:
     from corpus import read_through
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suite", default="minhash,recall,exact,exact-rows,exact-file")
+    parser.add_argument("--suite", default="minhash,recall,exact,exact-rows,exact-short,exact-file")
     parser.add_argument("--only", default=",".join(CASES))
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeat", type=int, default=3)
@@ -320,8 +348,9 @@ def main() -> None:
     if "recall" in suites:
         suites.remove("recall")
         print(f"\n## recall at shares of replaced words\n\n{recall_tables(min(options.rows, 50_000))}")
-    whole = make_input(options.rows) if suites else Path()
     for suite in suites:
+        short = suite == "exact-short"
+        whole = make_short_input(_SHORT_ROWS * options.rows) if short else make_input(options.rows)
         names = [name for name, case in CASES.items() if case[0] == suite and name in options.only.split(",")]
         inputs = {name: cut(whole, CASES[name][2]) if CASES[name][2] < options.rows else whole for name in names}
         runs: dict[str, list[Measurement]] = {name: [] for name in names}

@@ -21,12 +21,12 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import xxhash
 
 from penstock._forks import renewed
-from penstock._optional import package_version
+from penstock._optional import package_version, require
 from penstock.errors import DataError
 from penstock.files.atomic import AtomicFile, open_own, remove_leftovers
 from penstock.files.cache import default_cache_directory
@@ -35,6 +35,7 @@ from penstock.files.locks import FileLock
 log = logging.getLogger(__name__)
 
 Functions = Mapping[str, Callable[..., int]]
+Kernel = TypeVar("Kernel", bound=Callable[..., Any])
 
 _FAILED = b"failed"
 _WORD = struct.Struct("<Q")
@@ -194,6 +195,16 @@ def _function(name: str, address: int, arguments: int, code: Any) -> Callable[..
         return result.value
 
     return call
+
+
+def kernel(function: Kernel) -> Kernel:
+    """Decorator: a function that is compiled, and called by others of the module; it makes no arrays."""
+    return cast(Kernel, require("numba", "fast").njit(**_OPTIONS)(function))
+
+
+def intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: instructions of LLVM that numba has no words for."""
+    return cast(Callable[..., Any], require("numba.extending", "fast").intrinsic(function))
 
 
 def compile_module(module: str) -> None:

@@ -8,14 +8,13 @@ parser. Grammar: one object a line, with keys of a tree that the caller gives.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock._optional import require
-from penstock.files.machine_code import Functions
+from penstock.files.machine_code import Functions, intrinsic, kernel
 from penstock.sources.plain_json import (
     BASE,
     BEGIN,
@@ -52,8 +51,6 @@ from penstock.sources.plain_json import (
 
 KEY, ITEM, END_OF_ROW = range(3)
 
-Function = TypeVar("Function", bound=Callable[..., Any])
-
 numba, ir = require("numba", "fast"), require("llvmlite.ir", "fast")
 types = numba.types
 
@@ -63,16 +60,7 @@ _bytes = ir.VectorType(_byte, _BLOCK)
 _HEX = ord("a") - 10
 
 
-def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator: instructions of LLVM that numba has no words for."""
-    return cast(Callable[..., Any], require("numba.extending", "fast").intrinsic(function))
-
-
-def _kernel(function: Function) -> Function:
-    return cast(Function, numba.njit(nogil=True, _nrt=False, error_model="numpy")(function))
-
-
-@_intrinsic
+@intrinsic
 def block_marks(typing: Any, data: Any, at: Any) -> Any:
     """Bits of those of 64 bytes that end a piece of text: quotes, backslashes and control characters."""
 
@@ -86,7 +74,7 @@ def block_marks(typing: Any, data: Any, at: Any) -> Any:
     return types.uint64(types.CPointer(types.uint8), types.int64), emit
 
 
-@_intrinsic
+@intrinsic
 def block_high(typing: Any, data: Any, at: Any) -> Any:
     """Bits of those of 64 bytes that are not ASCII."""
 
@@ -97,7 +85,7 @@ def block_high(typing: Any, data: Any, at: Any) -> Any:
     return types.uint64(types.CPointer(types.uint8), types.int64), emit
 
 
-@_intrinsic
+@intrinsic
 def count_newlines(typing: Any, data: Any, at: Any) -> Any:
     """Number of newlines among 64 bytes."""
 
@@ -108,7 +96,7 @@ def count_newlines(typing: Any, data: Any, at: Any) -> Any:
     return types.int64(types.CPointer(types.uint8), types.int64), emit
 
 
-@_intrinsic
+@intrinsic
 def copy_block(typing: Any, target: Any, to: Any, source: Any, at: Any) -> Any:
     """Copy 64 bytes."""
 
@@ -121,7 +109,7 @@ def copy_block(typing: Any, target: Any, to: Any, source: Any, at: Any) -> Any:
     return types.void(pointer, types.int64, pointer, types.int64), emit
 
 
-@_intrinsic
+@intrinsic
 def lowest_bit(typing: Any, bits: Any) -> Any:
     """Number of the lowest bit that is set, of a word that is not 0."""
 
@@ -139,7 +127,7 @@ def _all(value: int) -> Any:
     return ir.Constant(_bytes, [ir.Constant(_byte, value)] * _BLOCK)
 
 
-@_kernel
+@kernel
 def _text_end(data: Any, at: Any, size: Any, state: Any) -> Any:
     """Position of the quote that ends a text, -1 if there is none or the text is odd; notes escapes, and what is not
     ASCII."""
@@ -173,7 +161,7 @@ def _text_end(data: Any, at: Any, size: Any, state: Any) -> Any:
             return -1
 
 
-@_kernel
+@kernel
 def _escape_end(data: Any, at: Any, size: Any) -> Any:
     """Position behind an escape, -1 if it is odd: no escape of JSON, NUL, or half of a surrogate pair."""
     if at + 1 >= size:
@@ -191,7 +179,7 @@ def _escape_end(data: Any, at: Any, size: Any) -> Any:
     return at + 12 if low >= 0xDC00 and low <= 0xDFFF else -1
 
 
-@_kernel
+@kernel
 def _escaped(letter: Any) -> Any:
     """The character that an escape of one letter stands for, 0 if there is none."""
     if letter == 0x6E:
@@ -209,7 +197,7 @@ def _escaped(letter: Any) -> Any:
     return 0
 
 
-@_kernel
+@kernel
 def _hex_code(data: Any, at: Any, size: Any) -> Any:
     """Number of an escape with four hexadecimal digits, -1 if it does not have them."""
     if at + 6 > size:
@@ -228,14 +216,14 @@ def _hex_code(data: Any, at: Any, size: Any) -> Any:
     return code
 
 
-@_kernel
+@kernel
 def _digits_end(data: Any, at: Any, size: Any) -> Any:
     while at < size and data[at] >= 0x30 and data[at] <= 0x39:
         at += 1
     return at
 
 
-@_kernel
+@kernel
 def _number_end(data: Any, at: Any, size: Any, state: Any) -> Any:
     """Position behind a number, -1 if it is odd: no JSON, -0, more than 18 digits or an exponent of more than two.
     Notes a float."""
@@ -265,19 +253,19 @@ def _number_end(data: Any, at: Any, size: Any, state: Any) -> Any:
     return end
 
 
-@_kernel
+@kernel
 def _is_word(data: Any, at: Any, size: Any, second: Any, third: Any, fourth: Any) -> Any:
     return at + 4 <= size and data[at + 1] == second and data[at + 2] == third and data[at + 3] == fourth
 
 
-@_kernel
+@kernel
 def _after_space(data: Any, at: Any, size: Any) -> Any:
     while at < size and (data[at] == 0x20 or data[at] == 0x09):
         at += 1
     return at
 
 
-@_kernel
+@kernel
 def _key_entry(data: Any, begin: Any, end: Any, keys: Any, table: Any, first: Any, last: Any, expected: Any) -> Any:
     """Number of a key among those of an object, -1 if it is not there; that of `expected` is compared first."""
     entry = expected
@@ -295,14 +283,14 @@ def _key_entry(data: Any, begin: Any, end: Any, keys: Any, table: Any, first: An
     return -1
 
 
-@_kernel
+@kernel
 def _put(spans: Any, kinds: Any, place: Any, kind: Any, begin: Any, end: Any) -> Any:
     kinds[place] = kind
     spans[2 * place] = begin
     spans[2 * place + 1] = end
 
 
-@_kernel
+@kernel
 def find_values(
     data: Any, size: Any, keys: Any, table: Any, nodes: Any, skip: Any, writes: Any,
     spans: Any, kinds: Any, found: Any, facts: Any, state: Any,
@@ -482,7 +470,7 @@ def find_values(
     return DONE
 
 
-@_kernel
+@kernel
 def _copy(target: Any, to: Any, source: Any, begin: Any, end: Any, size: Any) -> Any:
     """Copy bytes; up to 63 behind them are overwritten."""
     while begin < end and begin + _BLOCK <= size:
@@ -495,7 +483,7 @@ def _copy(target: Any, to: Any, source: Any, begin: Any, end: Any, size: Any) ->
         to += 1
 
 
-@_kernel
+@kernel
 def _copy_unescaped(target: Any, to: Any, source: Any, begin: Any, end: Any, size: Any) -> Any:
     """Copy a text with its escapes as what they stand for; position behind it. As `_copy` it overwrites up to 63."""
     at = begin
@@ -529,7 +517,7 @@ def _copy_unescaped(target: Any, to: Any, source: Any, begin: Any, end: Any, siz
     return to
 
 
-@_kernel
+@kernel
 def _put_character(target: Any, to: Any, code: Any) -> Any:
     """Write a character as UTF-8; position behind it."""
     if code < 0x80:
@@ -551,7 +539,7 @@ def _put_character(target: Any, to: Any, code: Any) -> Any:
     return to + 4
 
 
-@_kernel
+@kernel
 def take_texts(data: Any, size: Any, spans: Any, kinds: Any, rows: Any, offsets: Any, target: Any) -> Any:
     """Texts, or numbers as texts, of a column one after the other; how many bytes. `target` has 64 bytes more than they
     need."""
@@ -571,7 +559,7 @@ def take_texts(data: Any, size: Any, spans: Any, kinds: Any, rows: Any, offsets:
     return to
 
 
-@_kernel
+@kernel
 def take_lists(spans: Any, kinds: Any, rows: Any, offsets: Any) -> Any:
     """Offsets of the lists of a column among their items."""
     last: Any = 0
@@ -583,7 +571,7 @@ def take_lists(spans: Any, kinds: Any, rows: Any, offsets: Any) -> Any:
     return last
 
 
-@_kernel
+@kernel
 def take_bits(kinds: Any, rows: Any, kind: Any, bits: Any) -> Any:
     """Bits of the values of a kind, or of all that are not NULL where the kind is NULL; `bits` begins as zeros."""
     for row in range(rows):
@@ -592,7 +580,7 @@ def take_bits(kinds: Any, rows: Any, kind: Any, bits: Any) -> Any:
     return 0
 
 
-@_kernel
+@kernel
 def count_lines(data: Any, size: Any, end: Any) -> Any:
     """Number of whole lines; `end` gets the position behind the last of them."""
     stop = size

@@ -1,4 +1,4 @@
-"""Kernels of a table of keys, for numba: keys that are added, and keys that move to a larger table.
+"""Kernels of exact deduplication, for numba: hashes of texts, and the table of keys that they are.
 
 They are compiled by another process (`files.machine_code`), which alone imports this module. A table is an array of
 `1 << bits` slots of `width` words; an empty slot begins with 0, and the upper bits of a key are its place.
@@ -6,13 +6,17 @@ They are compiled by another process (`files.machine_code`), which alone imports
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from penstock._optional import require
+from penstock.corpus.dedup.hash_kernels import hash_texts
+from penstock.corpus.dedup.kernel_calls import hash_texts as hash_with
 from penstock.corpus.dedup.key_table import KeyTable
-from penstock.files.machine_code import Functions
+from penstock.files.machine_code import Functions, kernel
 
 numba = require("numba", "fast")
 types = numba.types
@@ -20,11 +24,7 @@ types = numba.types
 _AHEAD = 8
 
 
-def _kernel(function: Any) -> Any:
-    return numba.njit(nogil=True, _nrt=False, error_model="numpy")(function)
-
-
-@_kernel
+@kernel
 def find_key(slots: Any, bits: Any, width: Any, keys: Any, row: Any) -> Any:
     """The slot of a key, or the empty one where it belongs."""
     mask = (np.int64(1) << bits) - 1
@@ -39,7 +39,7 @@ def find_key(slots: Any, bits: Any, width: Any, keys: Any, row: Any) -> Any:
     return at
 
 
-@_kernel
+@kernel
 def put_key(slots: Any, at: Any, width: Any, keys: Any, row: Any) -> Any:
     """Write a key."""
     for word in range(width):
@@ -47,7 +47,7 @@ def put_key(slots: Any, at: Any, width: Any, keys: Any, row: Any) -> Any:
     return 0
 
 
-@_kernel
+@kernel
 def slot_ahead(slots: Any, bits: Any, width: Any, keys: Any, row: Any, rows: Any) -> Any:
     """First word of the slot of a later key: it is asked of memory while the keys before are looked at."""
     if row + _AHEAD >= rows:
@@ -55,7 +55,7 @@ def slot_ahead(slots: Any, bits: Any, width: Any, keys: Any, row: Any, rows: Any
     return slots[np.int64(keys[(row + _AHEAD) * width] >> np.uint64(64 - bits)) * width]
 
 
-@_kernel
+@kernel
 def add_keys(
     slots: Any,
     bits: Any,
@@ -89,7 +89,7 @@ def add_keys(
     return added
 
 
-@_kernel
+@kernel
 def move_keys(old: Any, count: Any, slots: Any, bits: Any, width: Any) -> Any:
     """Put the keys of a table of `count` slots into a larger one, which is empty; how many they are."""
     moved = 0
@@ -101,15 +101,22 @@ def move_keys(old: Any, count: Any, slots: Any, bits: Any, width: Any) -> Any:
 
 
 _u8, _u64, _count = types.CPointer(types.uint8), types.CPointer(types.uint64), types.int64
+_i64 = types.CPointer(types.int64)
 SIGNATURES: dict[str, tuple[Any, Any]] = {
     "add_keys": (add_keys, _count(_u64, _count, _count, _u64, _count, _u8, _count, _u8, _u64, _u64)),
+    "hash_texts": (hash_texts, _count(_u8, _i64, _count, _u8, _u64, _u64)),
     "move_keys": (move_keys, _count(_u64, _count, _u64, _count, _count)),
 }
 
 
 def check(functions: Functions) -> None:
-    """Raise unless tables are the same with the functions and without."""
+    """Raise unless hashes are those of xxhash, and tables are the same with the functions and without."""
     rng = np.random.default_rng(0)
+    offsets = np.concatenate([[0], np.cumsum(np.arange(2100))])
+    data = rng.integers(0, 256, offsets[-1], np.uint8)
+    digests = [xxhash.xxh3_128_digest(data.data[begin:end]) for begin, end in pairwise(offsets.tolist())]
+    if hash_with(functions, data, offsets).astype(">u8").tobytes() != b"".join(digests):
+        raise ValueError("the code of the kernels does not hash as it should")
     for width in (1, 2):
         plain, compiled = KeyTable(width), KeyTable(width)
         compiled.kernels = functions

@@ -13,13 +13,11 @@ from typing import Any
 import numpy as np
 
 from penstock.arrays.hashes import Words
+from penstock.corpus.dedup.kernel_calls import Flags, add_keys, move_keys
 from penstock.corpus.dedup.minhash import frozen
 from penstock.corpus.kernels import PLAIN, kernel
-from penstock.files.machine_code import Functions, MachineCode
+from penstock.files.machine_code import Functions
 
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-
-KERNELS = MachineCode("penstock.corpus.dedup.key_kernels", __file__)
 _FEWEST_SLOTS = 1 << 10
 _CHUNK = 1 << 15
 _ZERO = np.uint64(0)
@@ -54,9 +52,7 @@ class KeyTable:
         old = copy(self)
         self._slots = np.zeros((slots, self._width), np.uint64)
         if self.kernels is not None:
-            self.kernels["move_keys"](
-                old._slots.ctypes.data, len(old._slots), self._slots.ctypes.data, self._bits, self._width
-            )
+            move_keys(self.kernels, old._slots, self._slots)
             return
         for start in range(0, len(old._slots), _CHUNK):
             part = old._slots[start : start + _CHUNK]
@@ -68,8 +64,11 @@ class KeyTable:
         `keys` has a row, a band and a word axis. There must be room for all of them: see `grow_for`.
         """
         if keys.shape[1] == 1:  # exact deduplication, which needs no compiler
-            add = self._add_single if self.kernels is None else self._add_compiled
-            duplicate, fresh = add(keys[:, 0], None if known is None else known[:, 0])
+            single, known = keys[:, 0], None if known is None else known[:, 0]
+            if self.kernels is None:
+                duplicate, fresh = self._add_single(single, known)
+            else:
+                duplicate, fresh = add_keys(self.kernels, self._slots, single, known)
             self.stored += len(fresh)
             return duplicate, fresh
         duplicate = np.zeros(len(keys), np.bool_)
@@ -88,19 +87,6 @@ class KeyTable:
         is_new = _place(self._slots, self._shift, keys.take(firsts, axis=0))
         duplicate[firsts[~is_new]] = True
         return duplicate, keys.take(firsts[is_new], axis=0)
-
-    def _add_compiled(self, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
-        """`add_rows` for one key a row, with machine code."""
-        assert self.kernels is not None
-        keys, aside = np.ascontiguousarray(keys), np.zeros(1, np.uint64)
-        known = None if known is None else np.ascontiguousarray(known)
-        duplicate, fresh = np.zeros(len(keys), np.bool_), np.empty((len(keys), self._width), np.uint64)
-        added = self.kernels["add_keys"](
-            *(self._slots.ctypes.data, self._bits, self._width, keys.ctypes.data, len(keys)),
-            *((0, False) if known is None else (known.ctypes.data, True)),
-            *(duplicate.ctypes.data, fresh.ctypes.data, aside.ctypes.data),
-        )
-        return duplicate, fresh[:added]
 
     def remove(self, keys: Words) -> None:
         """Take out keys that are in it."""
@@ -140,12 +126,8 @@ class KeyTable:
         return len(self._slots)
 
     @property
-    def _bits(self) -> int:
-        return len(self._slots).bit_length() - 1
-
-    @property
     def _shift(self) -> np.uint64:
-        return np.uint64(64 - self._bits)
+        return np.uint64(64 - (len(self._slots).bit_length() - 1))
 
 
 def sort_keys(keys: Words) -> Words:

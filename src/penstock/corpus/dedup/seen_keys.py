@@ -14,7 +14,8 @@ import numpy as np
 import xxhash
 
 from penstock.arrays.hashes import Words
-from penstock.corpus.dedup.key_table import KERNELS, Flags, KeyTable, sort_keys
+from penstock.corpus.dedup.kernel_calls import KERNELS, Flags
+from penstock.corpus.dedup.key_table import KeyTable, sort_keys
 from penstock.errors import ConfigError, ResumeError
 from penstock.files.atomic import open_own
 from penstock.files.locks import FileLock
@@ -213,7 +214,7 @@ def _within(block: Words, keys: Words) -> Flags:
 DEFAULT_BYTES = 64 << 20
 _STATE = StateFormat("keys seen", "a deduplication")
 _AT_ONCE = 1 << 16
-_LOAD_KEYS, _COMPILE_KEYS = 1 << 15, 1 << 19
+_LOAD_KEYS, _COMPILE_KEYS = 1 << 16, 1 << 19
 _LOAD_LIMIT = 40 << 20
 """Bytes for keys in a memory budget of 256 MiB, from which machine code is loaded, and from twice as many compiled."""
 

@@ -19,8 +19,8 @@ import pyarrow as pa
 import xxhash
 
 from penstock.arrays.hashes import Words
-from penstock.arrays.text import flags, plain, utf8
-from penstock.corpus.dedup.key_table import Flags
+from penstock.arrays.text import Utf8, flags, plain, utf8
+from penstock.corpus.dedup.kernel_calls import KERNELS, Flags, hash_texts
 from penstock.corpus.dedup.minhash import MinHash
 from penstock.corpus.dedup.seen_keys import SeenKeys
 from penstock.errors import ConfigError, ResumeError, SchemaError
@@ -263,6 +263,16 @@ def fingerprints(array: pa.Array) -> Words:
     """xxh3-128 of each value as two words, the first never 0. Anything but text and bytes is hashed as printed."""
     array = plain(array)
     text = utf8(array) if array.type in _TEXT_OR_BYTES else None
+    kernels = KERNELS.loaded
+    if text is not None and kernels is not None:
+        words = hash_texts(kernels, text.data, text.offsets)
+    else:
+        words = _digests(array, text)
+    np.maximum(words[:, 0], 1, out=words[:, 0])
+    return words
+
+
+def _digests(array: pa.Array, text: Utf8 | None) -> Words:
     words: Words = np.empty((len(array), 2), np.uint64)
     digest = xxhash.xxh3_128_digest
     for start in range(0, len(array), _ROWS):
@@ -273,7 +283,6 @@ def fingerprints(array: pa.Array) -> Words:
             rows = array[start : start + _ROWS].to_pylist()
             digests = [digest(repr(value).encode("utf-8", "surrogatepass")) for value in rows]
         words[start : start + _ROWS] = np.frombuffer(b"".join(digests), ">u8").reshape(-1, 2)
-    np.maximum(words[:, 0], 1, out=words[:, 0])
     return words
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.arrays.hashes import Words
 from penstock.corpus.dedup import seen_keys
-from penstock.corpus.dedup.key_table import KERNELS, KeyTable
+from penstock.corpus.dedup.key_table import KeyTable
 from penstock.corpus.dedup.seen_keys import KeyRuns, SeenKeys
 from penstock.files.machine_code import Functions
 
@@ -24,13 +24,8 @@ relaxed = settings(deadline=None, max_examples=120, suppress_health_check=[Healt
 
 @pytest.fixture(params=["NumPy", "kernels"])
 def kernels(request: pytest.FixtureRequest) -> Functions | None:
-    """Machine code of the table, compiled by the first test that needs it; or none."""
-    if request.param == "NumPy":
-        return None
-    pytest.importorskip("numba")
-    found = KERNELS.wait()
-    assert found is not None
-    return found
+    """What tables are made with."""
+    return None if request.param == "NumPy" else request.getfixturevalue("compiled")
 
 
 def new_table(width: int, kernels: Functions | None) -> KeyTable:
