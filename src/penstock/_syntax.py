@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
+import os
 import threading
 from typing import Any
 
-from penstock._forks import renewed
-
-_one_at_a_time = renewed(threading.Lock())
 _TRIES = 50
+_one_at_a_time = threading.RLock()
 
 
 def parse(source: str | bytes, file: str = "<unknown>", mode: str = "exec") -> Any:
@@ -22,3 +21,18 @@ def parse(source: str | bytes, file: str = "<unknown>", mode: str = "exec") -> A
             except SystemError:
                 continue
         return ast.parse(source, file, mode)
+
+
+def literal(source: str) -> Any:
+    """`ast.literal_eval`, in any thread."""
+    return ast.literal_eval(parse(source.lstrip(" \t"), mode="eval"))
+
+
+def _renew() -> None:
+    """The lock is free in a forked process: the thread that held it is not there."""
+    global _one_at_a_time
+    _one_at_a_time = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew)

@@ -14,10 +14,8 @@ ROOT = Path(penstock.__file__).parent
 
 # From the bottom up. Names on one line are siblings and do not import each other.
 LEVELS = [
-    "_amounts errors",
-    "_forks _suggest",
-    "_syntax",
-    "_lazy",
+    "_amounts errors _syntax",
+    "_forks _suggest _lazy",
     "_optional arrays",
     "html memory types",
     "files",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from penstock._syntax import parse
+from penstock._syntax import literal, parse
 
 
 def test_a_parser_that_is_disturbed_by_another_thread_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,6 +25,9 @@ def test_a_parser_that_is_disturbed_by_another_thread_is_asked_again(monkeypatch
     with pytest.raises(SyntaxError):
         parse("x +")
     assert len(calls) == 5
+    assert literal("  {'a': [1, -2.5]}") == {"a": [1, -2.5]}
+    with pytest.raises(ValueError, match="malformed"):
+        literal("open('a')")
 
 
 def test_a_parser_that_always_fails_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

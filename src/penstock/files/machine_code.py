@@ -80,7 +80,6 @@ class MachineCode:
         """Waits for the process that compiles."""
         self._loads_in = 0
         """The process in which a thread loads. A fork of it does not: locks of LLVM may stay taken there."""
-        """What keeps the code in memory."""
 
     def functions(self, *, compile_missing: bool) -> Functions | None:
         """The functions by name, loaded by the first call; None as long as they are not compiled.

@@ -83,11 +83,10 @@ def dictionary_entry_bytes(header: bytes | memoryview) -> tuple[float, int]:
         page = {number: value for number, _, value in _Reader(header).struct()}
         entries = {number: value for number, _, value in page[_PAGE_DICTIONARY]}[_DICTIONARY_ENTRIES]
         size = page[_PAGE_SIZE]
+        is_one = page[_PAGE_TYPE] == _DICTIONARY_PAGE and entries > 0 and size > 0
+        return (size / entries, size) if is_one else (0.0, 0)
     except (IndexError, KeyError, TypeError, ValueError):
         return 0.0, 0
-    if page.get(_PAGE_TYPE) != _DICTIONARY_PAGE or entries <= 0 or size <= 0:
-        return 0.0, 0
-    return size / entries, size
 
 
 def _move_group(reader: _Reader, out: bytearray, shift: int, ordinal: int) -> None:
@@ -184,6 +183,8 @@ class _Reader:
 
     def _bytes(self, size: int) -> bytes:
         self.at += size
+        if self.at > len(self._data):
+            raise IndexError("the data ends in a value")
         return bytes(self._data[self.at - size : self.at])
 
     def _varint(self) -> int:

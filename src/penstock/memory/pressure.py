@@ -297,8 +297,9 @@ class ResidentWatch:
 
     And `give_back`, called by each thread after a batch: once the process has grown nearly as much as the budget since
     the run began, the thread returns its free pages to the system. That costs page faults later, so it is not done
-    while there is room; with a small budget it is done from the first batch on, which may take half of it before the
-    first look. Arrow's allocator keeps a heap for each thread; only its own thread can empty it.
+    while there is room. With a budget of 72 MiB or less it is done from the first batch on: a few batches may take half
+    of that before memory is first measured. Arrow's allocator keeps a heap for each thread; only its own thread can
+    empty it.
 
     What stages loaded for the run, such as the tables of a tokenizer (`loaded` bytes), is a standing charge, up to half
     of the budget: they may be larger than all of it, and the rows need the other half.

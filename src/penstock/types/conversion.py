@@ -9,7 +9,6 @@ own. Other annotations are left to the constructor that has them.
 
 from __future__ import annotations
 
-import ast
 import collections.abc
 import os
 import types
@@ -21,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock._suggest import did_you_mean
+from penstock._syntax import literal
 from penstock.errors import ConfigError, PenstockError
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
@@ -222,7 +222,7 @@ def _one_in_words(kind: Any) -> str:
 def _literal(text: str) -> Any:
     """The Python value that the text spells, or the text."""
     try:
-        return ast.literal_eval(text.strip())
+        return literal(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError, TypeError):
         return text
 

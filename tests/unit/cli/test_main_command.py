@@ -26,7 +26,7 @@ def test_help_and_version_import_neither_arrays_nor_any_command(option: str) -> 
     code += "print([m for m in sys.modules if m in ('numpy', 'pyarrow', 'rich') or m.startswith('penstock.')])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.splitlines()[-1]
-    assert loaded == "['penstock._lazy', 'penstock.cli', 'penstock.cli.main']"
+    assert loaded == "['penstock._syntax', 'penstock._lazy', 'penstock.cli', 'penstock.cli.main']"
 
 
 def test_every_command_is_listed_with_a_summary_that_fits_its_line(penstock: Cli) -> None:

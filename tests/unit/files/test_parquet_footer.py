@@ -118,3 +118,16 @@ def test_bytes_that_are_no_dictionary_page_have_no_mean(data: bytes) -> None:
     page = dictionary_page(["a", "b"])
     assert dictionary_entry_bytes(page[:3]) == (0.0, 0)
     assert dictionary_entry_bytes(bytes([page[0], 0]) + page[2:]) == (0.0, 0), "that is a data page"
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"\x19\xf7\xff\xff\xff\xff\x7f",  # a list of 34 billion numbers
+        b"\x15\x04\x15\x28\x5c\x18\x00\x00\x00",  # the number of entries is a text
+        b"\x15\x04\x15\x28\x5c\x11\x00\x00",  # or true
+        b"\x15\x04\x11\x5c\x15\x02\x00\x00",  # the size is true
+    ],
+)
+def test_a_damaged_header_of_a_page_has_no_mean(damaged: bytes) -> None:
+    assert dictionary_entry_bytes(damaged) == (0.0, 0)

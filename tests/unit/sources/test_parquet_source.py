@@ -504,6 +504,52 @@ def test_rows_before_the_damage_are_kept_and_numbered(tmp_path: Path) -> None:
     assert kept == [*range(lost.row), *range(8192, 16384)]
 
 
+def rare(count: int) -> pa.Table:
+    """One long text in a thousand rows, and none or an empty one in the others, in columns of all kinds."""
+    texts = ["x" * 20_000 + str(row % 9_000) if row % 1000 == 0 else "" for row in range(count)]
+    some = pa.array([text or None for text in texts])
+    all_ = pa.array(texts)
+    ends = pa.array(range(count + 1), pa.int32())
+    return pa.table(
+        {
+            "id": range(count),
+            "some": some,
+            "all": all_,
+            "struct": pa.StructArray.from_arrays([all_], names=["text"]),
+            "list": pa.ListArray.from_arrays(ends, all_),
+            "map": pa.MapArray.from_arrays(ends, all_, pa.array(range(count))),
+            "lists": pa.ListArray.from_arrays(ends, pa.StructArray.from_arrays([some], names=["text"])),
+        }
+    )
+
+
+@pytest.mark.parametrize("name", rare(1).schema.names)
+def test_long_texts_that_are_rare_do_not_make_all_pieces_small(tmp_path: Path, name: str) -> None:
+    table = rare(50_000).select(["id", name])
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=50_000)
+    source = ParquetSource(tmp_path / "a.parquet")
+    source.fit_budget(64 << 20)
+    pieces = 0
+    while (block := source.next_block(1 << 20)) is not None:
+        pieces += source.decode(block).batch.num_rows > 0
+    source.close()
+    assert pieces < 60
+
+
+@pytest.mark.parametrize("damage", ["gone", "replaced"])
+def test_a_file_that_is_gone_while_it_is_open_is_read_on(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a", "b"] * 50}), path)
+    reader = ParquetReader(path, lambda schema: None, 4 << 20, None, pages=False)
+    path.unlink()
+    if damage == "replaced":
+        path.write_bytes(b"\xff" * 1000)
+    batch = reader.next(10)
+    reader.close()
+    assert batch is not None
+    assert batch.num_rows == 10
+
+
 def test_a_file_that_is_gone_when_its_rows_are_decoded_is_no_damage(tmp_path: Path) -> None:
     pq.write_table(TABLE, tmp_path / "a.parquet")
     source = ParquetSource(tmp_path / "a.parquet")
@@ -569,6 +615,15 @@ def test_rows_whose_delivery_was_interrupted_are_read_again(tmp_path: Path, erro
     assert len(found) == 200
     read()
     assert found == list(range(1000))
+
+
+def test_long_texts_that_lie_side_by_side_keep_to_the_budget(tmp_path: Path) -> None:
+    texts = pa.array([""] * 190_000 + ["y" * 50_000] * 5_000)  # 250 MB in memory, behind rows of nothing
+    pq.write_table(pa.table({"id": range(195_000), "text": texts}), tmp_path / "a.parquet", row_group_size=195_000)
+    del texts
+    pipeline = Pipeline(ParquetSource(tmp_path / "a.parquet"), config=PipelineConfig(workers=2), budget="64 MiB")
+    assert sum(batch.num_rows for batch in pipeline) == 195_000
+    assert pipeline.budget.peak < 80 << 20
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,6 +25,7 @@ from penstock.files.listing import list_files
 from penstock.files.objects import ChangedObjectError, open_bucket
 from penstock.files.ranges.read_ahead import KeptParts
 from penstock.files.ranges.remote_file import RemoteFile
+from penstock.files.ranges.row_groups import ParquetReader
 from penstock.sinks import MemorySink, ParquetSink
 from penstock.sources import MemorySource, ParquetSource, open_source, record_source
 
@@ -172,6 +174,22 @@ def test_rows_that_are_wider_than_the_first_ones_keep_to_the_budget(s3_url: str)
     pipeline = Pipeline(ParquetSource(f"{s3_url}/a.parquet"), budget="64 MiB")
     assert sum(batch.num_rows for batch in pipeline) == 21_000
     assert pipeline.budget.peak < 80 << 20
+
+
+def test_the_width_of_rows_is_known_where_the_file_is_read_in_small_parts(s3_url: str) -> None:
+    rng = np.random.default_rng(0)
+    others = {f"n{number}": pa.array([rng.bytes(16) for _ in range(1110)]) for number in range(14)}
+    texts = [""] * 1000 + [str(number) + "y" * 8000 for number in range(110)]
+    put(f"{s3_url}/a.parquet", parquet(pa.table({**others, "text": texts}), compression="none"))
+    widths = []
+    for window in (1 << 18, 1 << 20, 1 << 25):
+        (file,) = list_files(f"{s3_url}/a.parquet")
+        reader = ParquetReader(file, lambda schema: None, 1 << 16, None, pages=False, window=window)
+        assert reader.next(1) is not None
+        widths.append(reader._width.of(reader._file.metadata.row_group(0), None))
+        reader.close()
+    assert widths == [pytest.approx(widths[0])] * 3
+    assert widths[0] > 1000
 
 
 def test_footers_are_requested_once(s3_url: str, proxy: Proxy) -> None:

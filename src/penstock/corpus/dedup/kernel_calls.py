@@ -11,7 +11,7 @@ from penstock.arrays.hashes import Words
 from penstock.errors import DataError
 from penstock.files.machine_code import Functions, MachineCode
 
-__all__ = ["KERNELS", "add_keys", "hash_texts", "move_keys"]
+__all__ = ["KERNELS", "Flags", "add_keys", "check_offsets", "hash_texts", "move_keys"]
 
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
@@ -31,9 +31,8 @@ _SECRET = np.frombuffer(
 
 
 def hash_texts(kernels: Functions, data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.int64]) -> Words:
-    """xxh3-128 of each text, as two words. Offsets of a damaged file may lead anywhere, and are refused."""
-    if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
-        raise DataError("the offsets of a column of text are damaged")
+    """xxh3-128 of each text, as two words."""
+    check_offsets(data, offsets)
     offsets, sums = np.ascontiguousarray(offsets, np.int64), np.empty(8, np.uint64)
     words = np.empty((len(offsets) - 1, 2), np.uint64)
     kernels["hash_texts"](
@@ -43,15 +42,21 @@ def hash_texts(kernels: Functions, data: npt.NDArray[np.uint8], offsets: npt.NDA
     return words
 
 
+def check_offsets(data: npt.NDArray[np.uint8], offsets: npt.NDArray[np.integer[Any]]) -> None:
+    """Refuse the offsets of a damaged file, which may lead anywhere."""
+    if offsets[0] != 0 or offsets[-1] != len(data) or (offsets[1:] < offsets[:-1]).any():
+        raise DataError("the offsets of a column of text are damaged")
+
+
 def add_keys(kernels: Functions, slots: Words, keys: Words, known: Flags | None) -> tuple[Flags, Words]:
     """Add keys to a table; flags of those that were `known`, or in it, or in an earlier row, and the others."""
-    keys, aside = np.ascontiguousarray(keys), np.zeros(1, np.uint64)
+    keys, prefetched = np.ascontiguousarray(keys), np.zeros(1, np.uint64)
     known = None if known is None else np.ascontiguousarray(known)
     duplicate, fresh = np.zeros(len(keys), np.bool_), np.empty(keys.shape, np.uint64)
     added = kernels["add_keys"](
         *(slots.ctypes.data, _bits(slots), slots.shape[1], keys.ctypes.data, len(keys)),
         *((0, False) if known is None else (known.ctypes.data, True)),
-        *(duplicate.ctypes.data, fresh.ctypes.data, aside.ctypes.data),
+        *(duplicate.ctypes.data, fresh.ctypes.data, prefetched.ctypes.data),
     )
     return duplicate, fresh[:added]
 

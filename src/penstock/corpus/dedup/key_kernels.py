@@ -66,10 +66,10 @@ def add_keys(
     is_known: Any,
     marks: Any,
     fresh: Any,
-    aside: Any,
+    prefetched: Any,
 ) -> Any:
     """Mark the rows whose key is `known`, in the table or in an earlier row. Add the others, also to `fresh`; how many
-    they are. `aside` gets a number, or the compiler would leave out what is asked of memory ahead."""
+    they are. `prefetched` gets what was read ahead, or the compiler would leave that out."""
     added = 0
     touched = np.uint64(0)
     for row in range(rows):
@@ -85,7 +85,7 @@ def add_keys(
         for word in range(width):
             fresh[added * width + word] = keys[row * width + word]
         added += 1
-    aside[0] = touched
+    prefetched[0] = touched
     return added
 
 

@@ -20,7 +20,7 @@ import xxhash
 
 from penstock.arrays.hashes import Words
 from penstock.arrays.text import Utf8, flags, plain, utf8
-from penstock.corpus.dedup.kernel_calls import KERNELS, Flags, hash_texts
+from penstock.corpus.dedup.kernel_calls import KERNELS, Flags, check_offsets, hash_texts
 from penstock.corpus.dedup.minhash import MinHash
 from penstock.corpus.dedup.seen_keys import SeenKeys
 from penstock.errors import ConfigError, ResumeError, SchemaError
@@ -273,6 +273,8 @@ def fingerprints(array: pa.Array) -> Words:
 
 
 def _digests(array: pa.Array, text: Utf8 | None) -> Words:
+    if text is not None:
+        check_offsets(*text)
     words: Words = np.empty((len(array), 2), np.uint64)
     digest = xxhash.xxh3_128_digest
     for start in range(0, len(array), _ROWS):

@@ -10,17 +10,22 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.files.checksums import Checksums
 from penstock.files.parquet_footer import PAGE_HEADER_BYTES, dictionary_entry_bytes
-from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata
+from penstock.files.ranges.read_ahead import WINDOW_BYTES, RangeFile, parquet_metadata, submit
 from penstock.files.ranges.remote_file import InputFile, RemoteFile
 
 _READ_AHEAD_BYTES = 1 << 18
 MOST_WHOLE_BYTES = 1 << 26
 MOST_WHOLE_ROWS = 1 << 16
 _PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
+_ODD = 4
+"""Times as many bytes as a column has in the file, from which its rows are looked at."""
+_PART_ROWS, _MOST_PARTS = 1 << 10, 1 << 8
+"""Rows that are looked at together, and most parts of a row group in which they are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,33 +349,77 @@ class ParquetReader:
             return
         if self._ranges is not None and self._planned != group:
             self._ranges.plan(self._spans(group))
+        repeated = self._repeated_bytes(group)
         probe = next(self._iterate(group, _PROBE_ROWS, use_threads=False), None)
         if probe is not None and probe.num_rows:
-            self._row_bytes = max(probe.nbytes / probe.num_rows, self._repeated_bytes(group))
+            self._row_bytes = max(probe.nbytes / probe.num_rows, repeated)
             self._width.note(metadata, self._columns, self._row_bytes)
 
     def _repeated_bytes(self, group: int) -> float:
-        """Bytes that texts kept in dictionaries take in a row, by the mean of each dictionary.
+        """Bytes that texts kept in dictionaries take in a row.
 
-        In the file each of them counts once, and the first rows may have shorter ones than the others.
+        In the file each of them counts once, and the first rows may have shorter ones than the others. So the mean of a
+        dictionary counts. Where that comes to many times what the file has, long texts may be rare: all rows are looked
+        at.
         """
-        metadata, ranges = self._file.metadata.row_group(group), self._ranges
+        metadata = self._file.metadata.row_group(group)
+        rows = max(1, int(metadata.num_rows))
         chunks = _chunks(metadata, self._columns)
         texts = [chunk for chunk in chunks if chunk.has_dictionary_page and chunk.physical_type == "BYTE_ARRAY"]
-        total = 0.0
+        total, odd = 0.0, []
+        for chunk, header in zip(texts, self._dictionary_headers(texts), strict=True):
+            width, size = dictionary_entry_bytes(header)
+            if size > chunk.total_uncompressed_size:
+                continue  # it is damaged, which reading the rows will tell
+            nbytes = width * _count_values(chunk)
+            if nbytes > max(self._piece_bytes, _ODD * chunk.total_uncompressed_size):
+                odd.append((chunk, nbytes))
+            else:
+                total += nbytes
+        if not odd:
+            return total / rows
+        try:
+            return total / rows + self._densest(group, [chunk for chunk, _ in odd])
+        except (pa.ArrowException, OSError):  # as above
+            return (total + sum(nbytes for _, nbytes in odd)) / rows
+
+    def _dictionary_headers(self, chunks: Sequence[Any]) -> list[bytes]:
+        """The first bytes of the dictionary pages of column chunks; none where the file is gone."""
+        spans = [(chunk.dictionary_page_offset, chunk.dictionary_page_offset + PAGE_HEADER_BYTES) for chunk in chunks]
+        if not spans:
+            return []
+        if self._ranges is not None:
+            assert isinstance(self._path, RemoteFile)
+            held = [self._ranges.held(*span) for span in spans]
+            asked = {span: submit(self._path.read_range, *span) for span, data in zip(spans, held) if data is None}
+            return [bytes(asked[span].result() if data is None else data) for span, data in zip(spans, held)]
+        try:
+            with open(self._path, "rb", buffering=0) as opened:
+                return [_read_at(opened, *span) for span in spans]
+        except OSError:
+            return [b""] * len(spans)
+
+    def _densest(self, group: int, chunks: Sequence[Any]) -> float:
+        """Most bytes a row that the texts of column chunks take in some part of a row group.
+
+        Only dictionaries and indices are decoded. Long texts may lie side by side, so it is not the mean.
+        """
+        rows = self._file.metadata.row_group(group).num_rows
+        encoded = sum(chunk.total_uncompressed_size for chunk in chunks)
+        names = [chunk.path_in_schema for chunk in chunks]
+        found = 0.0
         with contextlib.ExitStack() as stack:
-            opened = stack.enter_context(open(self._path, "rb", buffering=0)) if texts and ranges is None else None
-            for chunk in texts:
-                start = chunk.dictionary_page_offset
-                if opened is not None:
-                    opened.seek(start)
-                    header = opened.read(PAGE_HEADER_BYTES)
-                else:
-                    header = ranges and ranges.held(start, start + PAGE_HEADER_BYTES)
-                width, size = dictionary_entry_bytes(header or b"")
-                if size <= chunk.total_uncompressed_size:  # or it is damaged, which reading the rows will tell
-                    total += width * int(chunk.num_values)
-        return total / max(1, int(metadata.num_rows))
+            opened: Any = self._path
+            if isinstance(self._path, RemoteFile):
+                ranges = stack.enter_context(contextlib.closing(RangeFile(self._path, self._window)))
+                ranges.plan([_span(chunk) for chunk in chunks])
+                opened = pa.PythonFile(ranges, mode="r")
+            options: Any = {"read_dictionary": names, "pre_buffer": False, "buffer_size": _READ_AHEAD_BYTES}
+            file = stack.enter_context(pq.ParquetFile(opened, metadata=self._file.metadata, **options))
+            at_once = max(1, min(max(_PART_ROWS, rows // _MOST_PARTS), self._piece_bytes * rows // max(1, encoded)))
+            for batch in file.iter_batches(at_once, row_groups=[group], columns=names, use_threads=False):
+                found = max(found, sum(map(_text_bytes, batch.columns)) / batch.num_rows)
+        return found
 
     def _begin(self, group: int) -> Iterator[pa.RecordBatch]:
         while self._ahead and self._ahead[0][0] < group:
@@ -434,6 +483,32 @@ def _chunks(group: Any, columns: list[str] | None) -> Iterator[Any]:
     for chunk in map(group.column, range(group.num_columns)):
         if tops is None or f"{chunk.path_in_schema}.".startswith(tops):
             yield chunk
+
+
+def _read_at(file: io.RawIOBase, start: int, stop: int) -> bytes:
+    file.seek(start)
+    return file.read(stop - start) or b""
+
+
+def _count_values(chunk: Any) -> int:
+    """Number of the values of a column chunk, without nulls and empty lists where they were counted."""
+    statistics = chunk.statistics
+    nulls = statistics.null_count if statistics is not None and statistics.has_null_count else 0
+    return int(chunk.num_values - nulls)
+
+
+def _text_bytes(array: pa.Array) -> float:
+    """Bytes of the texts in an array, also in lists and structs, that are kept in dictionaries."""
+    if pa.types.is_dictionary(array.type):
+        lengths = pc.binary_length(array.dictionary).cast(pa.int64())
+        return float(pc.sum(lengths.take(array.indices.drop_null())).as_py() or 0) + 4 * len(array)
+    if pa.types.is_struct(array.type):
+        return sum(map(_text_bytes, array.flatten()))
+    if pa.types.is_map(array.type):
+        return _text_bytes(array.keys) + _text_bytes(array.items)
+    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type) or pa.types.is_fixed_size_list(array.type):
+        return _text_bytes(array.flatten())
+    return 0.0
 
 
 def _span(chunk: Any) -> tuple[int, int]:

@@ -5,7 +5,6 @@ a/row7.txt  a/row7.json  a/row7.tokens.npy      the sample a/row7 with the colum
 
 from __future__ import annotations
 
-import ast
 import gzip
 import io
 import re
@@ -16,6 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
+from penstock._syntax import literal
 from penstock.errors import DataError
 from penstock.files.compression import open_input
 from penstock.files.listing import PathLike
@@ -297,7 +297,7 @@ def _npy(data: bytes) -> np.ndarray[Any, Any]:
     begin = 12 if wide else 10
     if length > _MOST_HEADER or begin + length > len(data):
         raise ValueError("its header is damaged")
-    header = ast.literal_eval(data[begin : begin + length].decode("latin1").strip())
+    header = literal(data[begin : begin + length].decode("latin1").strip())
     if not isinstance(header, dict) or not isinstance(header.get("descr"), str):
         raise ValueError("its header is damaged")
     dtype, shape = np.dtype(header["descr"]), header.get("shape")

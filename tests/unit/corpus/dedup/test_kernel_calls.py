@@ -51,6 +51,17 @@ def test_columns_have_the_same_keys_with_machine_code_and_without(
     assert with_code == [fingerprints(part).tolist() for part in (array, array[2:7], array[:0])]
 
 
+@pytest.mark.parametrize("has_code", [True, False])
+def test_a_damaged_column_is_refused_with_machine_code_and_without(
+    compiled: Functions, monkeypatch: pytest.MonkeyPatch, has_code: bool
+) -> None:
+    if not has_code:
+        monkeypatch.setattr(stages, "KERNELS", MachineCode("penstock.nothing"))
+    offsets = pa.py_buffer(np.array([0, 4, 2, 10], np.int32))
+    with pytest.raises(DataError, match="offsets"):
+        fingerprints(pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"0123456789")]))
+
+
 @pytest.mark.parametrize("offsets", [[0, 4, 2, 10], [0, 4, 11], [1, 10], [0, 12, 10], [-1, 10], [0, 4]])
 def test_offsets_that_lead_out_of_the_column_are_refused(compiled: Functions, offsets: list[int]) -> None:
     with pytest.raises(DataError, match="offsets"):
