@@ -617,6 +617,22 @@ def test_rows_whose_delivery_was_interrupted_are_read_again(tmp_path: Path, erro
     assert found == list(range(1000))
 
 
+@pytest.mark.parametrize("where", ["the next row group", "the next file"])
+def test_rows_that_are_wider_than_those_before_keep_to_the_budget(tmp_path: Path, where: str) -> None:
+    short, long = (pa.table({"id": range(40_000), "text": [text] * 40_000}) for text in ("a", "y" * 8000))
+    if where == "the next file":
+        pq.write_table(short, tmp_path / "0.parquet", row_group_size=40_000)
+        pq.write_table(long, tmp_path / "1.parquet", row_group_size=40_000)
+    else:
+        with pq.ParquetWriter(tmp_path / "0.parquet", short.schema) as writer:
+            for table in (short, long):
+                writer.write_table(table, row_group_size=40_000)
+    del short, long
+    pipeline = Pipeline(ParquetSource(tmp_path), config=PipelineConfig(workers=2), budget="64 MiB")
+    assert sum(batch.num_rows for batch in pipeline) == 80_000
+    assert pipeline.budget.peak < 80 << 20
+
+
 def test_long_texts_that_lie_side_by_side_keep_to_the_budget(tmp_path: Path) -> None:
     texts = pa.array([""] * 190_000 + ["y" * 50_000] * 5_000)  # 250 MB in memory, behind rows of nothing
     pq.write_table(pa.table({"id": range(195_000), "text": texts}), tmp_path / "a.parquet", row_group_size=195_000)

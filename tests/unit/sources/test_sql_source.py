@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib.abc
+import itertools
 import json
 import pickle
 import secrets
@@ -492,7 +493,7 @@ def test_options_that_cannot_work_are_refused() -> None:
 def test_a_slow_connection_that_is_reset_changes_no_row(
     postgres: PostgresServer, numbers: str, connections: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    clock = iter(range(10**9, 0, -100_000))
+    clock = itertools.count(10**9, -100_000)
     monkeypatch.setattr(time, "time", lambda: next(clock))  # a clock that jumps decides nothing
     with Proxy(postgres.port, latency_seconds=0.001, reset_after=250_000) as proxy:
         proxy.resets = 6

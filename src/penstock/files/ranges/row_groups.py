@@ -24,6 +24,8 @@ MOST_WHOLE_ROWS = 1 << 16
 _PROBE_ROWS, _MOST_ROWS = 64, 1 << 14
 _ODD = 4
 """Times as many bytes as a column has in the file, from which its rows are looked at."""
+_SMALL_BYTES = 1 << 21
+"""Bytes of a row group that fit any budget."""
 _PART_ROWS, _MOST_PARTS = 1 << 10, 1 << 8
 """Rows that are looked at together, and most parts of a row group in which they are."""
 
@@ -185,6 +187,9 @@ class ParquetReader:
         self._left = 0
         """Rows of the previous row group that were not delivered yet."""
         self._row_bytes = 0.0
+        self._is_nested = any(pa.types.is_nested(field.type) for field in self._file.schema_arrow)
+        self._repeated = -1, 0.0
+        """Row group whose dictionaries were looked at last, and the bytes of a row by them."""
         self._pieces: Iterator[pa.RecordBatch] = iter(())
         self._pending: pa.RecordBatch | None = None
         self._ahead: deque[tuple[int, Ahead]] = deque()
@@ -338,7 +343,11 @@ class ParquetReader:
             encoded = sum(chunk.total_uncompressed_size for chunk in _chunks(metadata, self._columns))
         if not self._row_bytes:
             self._probe(group)
-        return max(int(encoded), int(self._row_bytes * metadata.num_rows))
+        row_bytes, rows = self._row_bytes, metadata.num_rows
+        # A few rows of a flat table cannot be large, even if each repeats all of the row group.
+        if self._ranges is None and (self._is_nested or encoded * rows > max(self._piece_bytes, _SMALL_BYTES)):
+            row_bytes = max(row_bytes, self._repeated_bytes(group))
+        return max(int(encoded), int(row_bytes * rows))
 
     def _probe(self, group: int) -> None:
         # The sizes in the footer are those of encoded values, so a few rows are decoded to see how wide they are. That
@@ -349,19 +358,24 @@ class ParquetReader:
             return
         if self._ranges is not None and self._planned != group:
             self._ranges.plan(self._spans(group))
-        repeated = self._repeated_bytes(group)
+        # Of a remote file only this row group is looked at: the others would cost a request for each column.
+        repeated = self._repeated_bytes(group) if self._ranges is not None else 0.0
         probe = next(self._iterate(group, _PROBE_ROWS, use_threads=False), None)
         if probe is not None and probe.num_rows:
             self._row_bytes = max(probe.nbytes / probe.num_rows, repeated)
             self._width.note(metadata, self._columns, self._row_bytes)
 
     def _repeated_bytes(self, group: int) -> float:
-        """Bytes that texts kept in dictionaries take in a row.
+        """Bytes that texts kept in dictionaries take in a row of this row group.
 
-        In the file each of them counts once, and the first rows may have shorter ones than the others. So the mean of a
-        dictionary counts. Where that comes to many times what the file has, long texts may be rare: all rows are looked
-        at.
+        In the file each of them counts once, and rows that were seen may have shorter ones. So the mean of a dictionary
+        counts. Where that comes to many times what the file has, long texts may be rare: all rows are looked at.
         """
+        if self._repeated[0] != group:
+            self._repeated = group, self._look_for_repeats(group)
+        return self._repeated[1]
+
+    def _look_for_repeats(self, group: int) -> float:
         metadata = self._file.metadata.row_group(group)
         rows = max(1, int(metadata.num_rows))
         chunks = _chunks(metadata, self._columns)
