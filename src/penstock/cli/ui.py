@@ -72,7 +72,7 @@ def ui(
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the command with 0, also before the server handles them and when it raises them again."""
+    """Ctrl-C and SIGTERM end the command with 0, also before there is a server."""
 
     def end(number: int, _: object) -> None:
         raise SystemExit(0)

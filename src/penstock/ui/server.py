@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import signal
 import socket
-from collections.abc import Callable
-from contextlib import closing
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,6 +75,24 @@ def serve(site: Site, listener: Listener, *, started: Callable[[Access], Any]) -
         timeout_graceful_shutdown=1,  # a browser that never reads its answer does not hold the end
     )
     server = uvicorn.Server(config)
-    with closing(listener.socket):
+    with closing(listener.socket), _ended_by_signals(server):
         started(access)
         server.run(sockets=[listener.socket])
+
+
+@contextmanager
+def _ended_by_signals(server: Any) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the server, also before it handles them. An exception may be lost: in a finalizer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: object) -> None:
+        server.should_exit = True
+
+    before = {each: signal.signal(each, end) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
